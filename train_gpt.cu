@@ -44,7 +44,6 @@
 #include "llmc/train/command_line.h"
 #include "llmc/train/evaluator.h"
 #include "llmc/train/generate.h"
-#include "llmc/train/model_report.h"
 #include "llmc/train/pipeline_report.h"
 #include "llmc/train/prepared_run.h"
 #include "llmc/train/records.h"
@@ -113,7 +112,8 @@ void train(llmc::PreparedRun& run) {
     const auto start = std::chrono::steady_clock::now();
     const std::int64_t first_step = trainer.progress().step + 1;
     session.console().begin(first_step, options.steps);
-    evaluator.evaluate_given_weights();
+    const std::optional<double> given_loss = evaluator.evaluate_given_weights();
+    if (options.keep_best && evaluator.is_best(given_loss)) checkpointer.save_best(*given_loss);
     while (trainer.progress().step < options.steps && !session.is_stopping()) {
         // Performs the list above: forward and backward of every micro-batch, the sum over ranks, the update.
         llmc::StepMetrics step = trainer.train_step(batches);
@@ -122,7 +122,7 @@ void train(llmc::PreparedRun& run) {
         evaluator.evaluate(step);  // adds the validation loss and the HellaSwag score to the step, if due
         records.write(step);
         session.console().evaluation(step);
-        if (options.keep_best && evaluator.found_best()) checkpointer.save_best();
+        if (options.keep_best && evaluator.is_best(step.val_loss)) checkpointer.save_best(*step.val_loss);
         if (sampler.is_due(step.step)) sampler.sample();
         const bool is_last = step.step == options.steps;
         // All ranks ask together: a signal may have come to any of them.

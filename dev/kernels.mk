@@ -53,7 +53,7 @@ WITH_CUDA := $(if $(WITHOUT_CUDA),,yes)
 NCCL := $(and $(WITH_CUDA),$(NCCL_HEADER),$(call cuda_library,nccl))
 GPU_SOURCES := $(sort $(wildcard llmc/device/cuda/*.cu))
 # The host code for a GPU. Each part has a replacement, no_X.cpp, for programs without it.
-CUDNN_SOURCES := llmc/device/cuda/cudnn_attention.cpp llmc/device/cuda/cudnn_library.cpp
+CUDNN_SOURCES := llmc/device/cuda/cudnn_attention.cpp
 CUBLASLT_SOURCE := llmc/device/cuda/cublaslt_library.cpp
 CUDNN_HOST := $(if $(CUDNN_FRONTEND),$(CUDNN_SOURCES),llmc/device/cuda/no_cudnn.cpp)
 CUDA_HOST := $(filter-out $(CUDNN_SOURCES) %/no_cuda.cpp %/no_cudnn.cpp %/no_nccl.cpp %/nccl_communicator.cpp,$(CUDA_HOST_SOURCES)) \
@@ -175,8 +175,7 @@ $(BUILD)/simt-lint/%: %.cu $(BUILD)/simt/plain/%.o .clang-tidy
 define check_kernels
 @echo 'clang-tidy $<'
 @mkdir -p $(@D)
-$(QUIET)$(CLANG_TIDY) --quiet $< -- -x c++ -std=c++20 -Wno-unknown-pragmas $(MACHINE) -I. -Itest \
-    $(CUDA_INCLUDES) $(LIBRARY_CFLAGS) 2>$@.log || { cat $@.log; exit 1; }
+$(QUIET)$(CLANG_TIDY) -Wno-unknown-pragmas -Itest $(CUDA_INCLUDES) 2>$@.log || { cat $@.log; exit 1; }
 @touch $@
 endef
 

@@ -3,7 +3,8 @@
 #
 #   scripts/deps.sh            lists and installs the packages for building, testing and plotting
 #   scripts/deps.sh train      only the packages for building, training and plotting the loss
-#   scripts/deps.sh lint       all Debian packages, with the tools of `make lint`
+#   scripts/deps.sh lint       all Debian packages, with the tools of `make lint`, and clang-tidy from PyPI
+#   scripts/deps.sh clang-tidy prints the path of the clang-tidy that `lint` installs
 #   scripts/deps.sh missing    prints on one line the packages that the build lacks; nothing if it lacks none
 #   scripts/deps.sh openmp     prints the folder of the LLVM whose OpenMP CXX is to use, if CXX is a clang++ without its own
 #   scripts/deps.sh python     prints the python3 to use: the first that has the modules below
@@ -57,8 +58,6 @@ pip   python3-pip          debian
 style clang-format-14      command:clang-format-14
 style python3-pyflakes     python:pyflakes
 style shellcheck           command:shellcheck
-lint  clang-tidy-16        command:clang-tidy-16
-lint  libomp-16-dev        debian
 END
 }
 
@@ -128,8 +127,11 @@ install_from_pypi() {
     echo 'deps: installed'
 }
 
+# The versions of Debian 12 also search the headers of the system for faults, and so take three times as long.
+clang_tidy=.python/clang_tidy/data/bin/clang-tidy
+
 # Whether the compiler has OpenMP of its own LLVM version; and the newest LLVM folder that has OpenMP.
-has_own_openmp() { echo '#include <omp.h>' | "$clang" -fopenmp -fsyntax-only -x c++ - 2>/dev/null; }
+has_own_openmp() { "$clang" -fopenmp -fsyntax-only -x c++ - <<<'#include <omp.h>' 2>/dev/null; }
 other_openmp() {
     local library
     library=$(compgen -G '/usr/lib/llvm-*/lib/libomp.so' | sort -V | tail -n 1) && echo "${library%/lib/*}"
@@ -213,7 +215,11 @@ case ${1-} in
             "$(choose_python)" data/bpe_files.py >/dev/null
         }
         ;;
-    lint) install_missing 'build|run|test|style|lint' ;;
+    lint)
+        install_missing 'build|run|test|style|pip'
+        install_from_pypi "$clang_tidy" clang-tidy==23.1.4
+        ;;
+    clang-tidy) echo "$clang_tidy" ;;
     missing) missing build | sed -E 's/^(.*) [a-z-]+:(.*)/\1 (\2)/; s/^(.*) \(\1\)$/\1/' | paste -sd, | sed 's/,/, /g' ;;
     openmp) [[ ! $clang ]] || has_own_openmp || other_openmp ;;
     python) choose_python ;;
@@ -228,7 +234,7 @@ case ${1-} in
         ;;
     cuda) choose_cuda ;;
     *)
-        sed -n '2,16s/^# \{0,1\}//p' "$0" >&2
+        sed -n '2,17s/^# \{0,1\}//p' "$0" >&2
         exit 1
         ;;
 esac

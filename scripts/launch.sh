@@ -25,6 +25,9 @@ shift 2
 if [[ $1 != -* ]]; then
     command -v "$1" >/dev/null || usage "there is no program $1; build it with: make train_gpt"
     [[ ${1##*/} == train_gpt* ]] || usage "$1 is not train_gpt; mpirun starts other programs"
+    for word in "${@:2}"; do
+        [[ $word != --processes?(=*) ]] || usage "-np gives the number of processes; leave $word out"
+    done
     exec "$1" --processes "$processes" "${@:2}"
 fi
 

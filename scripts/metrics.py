@@ -297,12 +297,13 @@ def find_metrics(argument, later=False):
     return path
 
 
-def newest_run():
-    """The metrics file in runs/ that was written last; MetricsError if there is none."""
-    files = list(pathlib.Path("runs").glob("*/metrics.jsonl"))
-    if not files:
-        raise MetricsError("no run in runs/; give a run's directory or its metrics file")
-    return max(files, key=lambda path: path.stat().st_mtime)
+def newest_run(has_steps=False):
+    """The metrics file in runs/ that was written last, or the last one with a step; MetricsError if there is none."""
+    files = sorted(pathlib.Path("runs").glob("*/metrics.jsonl"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in files:
+        if not has_steps or any('"loss":' in line for line in open(path, errors="replace")):
+            return path
+    raise MetricsError(f"no run in runs/{' has a step' if files else ''}; give a run's directory or its metrics file")
 
 
 def read_run(path, name=None):

@@ -245,7 +245,7 @@ def main(words=None):
     arguments = parser.parse_args(words)
     if not arguments.runs:
         try:
-            arguments.runs = [newest_run()]
+            arguments.runs = [newest_run(has_steps=True)]
         except MetricsError as error:
             fail(error)
     wanted = arguments.panels or (["loss"] if len(arguments.runs) == 1 else PANELS)

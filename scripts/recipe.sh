@@ -43,6 +43,9 @@ if [[ ${1-} =~ ^[0-9]+$ ]]; then
     processes=$1
     shift
 fi
+if [[ ${1-} && $1 != -* ]]; then
+    refuse "'$1' is neither a number of processes nor an option; use scripts/recipe.sh NAME [PROCESSES] [OPTION...]"
+fi
 if [[ ${HOSTFILE-} && (! -r $HOSTFILE || -d $HOSTFILE) ]]; then
     refuse "HOSTFILE '$HOSTFILE' cannot be read; give a file with a line \"NAME slots=8\" for each machine"
 fi
@@ -53,7 +56,10 @@ missing() {
     compgen -G "$pattern" >/dev/null || refuse "there is no $pattern; get the recipe's data with: $2"
 }
 options="$* "
-if [[ " $options" != *" --"@(help|print-model|print-step)" "* ]]; then
+needs_data=true
+[[ " $options" == *" "@(-h|--help|--version|--print-model|--print-step|--generate)" "* ]] && needs_data=false
+[[ " $options" == *" --steps"[=\ ]"0 "* && " $options" != *" --"@(init|resume)[=\ ]* ]] && needs_data=false # it plans
+if $needs_data; then
     size=$(sed -n 's/^train-data = ".*_\([0-9]*B\)\/.*/\1/p' "scripts/recipes/$name.toml")
     missing train-data "python data/fineweb.py --name edu --size $size"
     missing eval-hellaswag "python data/hellaswag.py"

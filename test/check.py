@@ -12,34 +12,49 @@ import sys
 import suites
 
 C_LIKE = {".h", ".cpp", ".cu", ".cuh"}
-KERNEL = re.compile(r"(?:llmc/device/cuda|dev|test/kernels)/([a-z0-9]+)\w*\.(?:cuh|cu|cpp)")
 
 
 def lines_of(command):
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        sys.exit(f"error: {' '.join(command)}: {result.stderr.strip().splitlines()[0]}")
+    return result.stdout.splitlines()
 
 
 def changed_files(base):
-    names = lines_of(["git", "diff", "--name-only", "--diff-filter=d", base]) + lines_of(["git", "ls-files", "--others", "--exclude-standard"])
-    return sorted({name for name in names if pathlib.Path(name).is_file()})
+    """Also files that are gone."""
+    return sorted({*lines_of(["git", "diff", "--name-only", base]), *lines_of(["git", "ls-files", "--others", "--exclude-standard"])})
 
 
 def commands_of_lint(names, python):
     """Each with the names of the files that it is for."""
     def ending(*endings):
-        return [name for name in names if pathlib.Path(name).suffix in endings]
+        return [name for name in names if pathlib.Path(name).suffix in endings and pathlib.Path(name).is_file()]
 
     commands = [(["clang-format-14", "--dry-run", "--Werror"], ending(*C_LIKE)), ([python, "-m", "pyflakes"], ending(".py")),
-                (["shellcheck"], ending(".sh")), ([python, "test/python/prose.py"], ending(*C_LIKE, ".py", ".md", ".sh", ".mk"))]
-    return [[*command, *files] for command, files in commands if files]
+                (["shellcheck"], ending(".sh", ".sbatch"))]
+    # The prose of all files takes two seconds.
+    return [[*command, *files] for command, files in commands if files] + [[python, "test/python/prose.py"]]
+
+
+def kernels_with(name):
+    """The first words of a file's name and of the kernels that include it, directly or not, if tests are called so."""
+    found, new = {name}, [name]
+    while new:
+        line = f'#include "{new.pop()}"\n'
+        more = {str(path) for path in pathlib.Path("llmc/device/cuda").glob("*.cuh") if line in path.read_text()} - found
+        found |= more
+        new += more
+    words = {re.match("[a-z0-9]*", pathlib.Path(path).name)[0] for path in found}
+    return {word for word in words if list(pathlib.Path("test/kernels").glob(f"{word}*_test.cpp"))}
 
 
 def filter_of_kernels(names):
-    """GoogleTest's filter for the tests of changed kernels, by the first word of their files; empty if others changed too."""
-    matches = [KERNEL.fullmatch(name) for name in names if "kernels-thread" in suites.suites_of_file(name)]
-    if not matches or not all(matches):
+    """GoogleTest's filter for the tests of changed kernels. It is empty, for all tests, if a file belongs to no kernel."""
+    kernels = [kernels_with(name) for name in names if "kernels-thread" in suites.suites_of_file(name)]
+    if not all(kernels):
         return ""
-    words = {match[1][:4] for match in matches}  # "adam" is also in AdamW
+    words = {word[:4] for word in set().union(*kernels)}  # "adam" is also in AdamW
     return ":".join(sorted(f"*{word}*:*{word.capitalize()}*" for word in words))
 
 

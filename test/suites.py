@@ -43,6 +43,8 @@ NEEDS = {
     "mpi-3": Needs("more", "tests", 1.5),
     "tcp-[34]": Needs("more", "tests", 1.5),
     "bench": Needs("more", "tests", 1),
+    "model_switches": Needs("more", "tests", 1),
+    "plot": Needs("more", "tests", 1),
     "mpi-4": Needs("test", "tests", 1.5),
     "kernels-address": Needs("test", "kernels", 1),
     "kernels-thread": Needs("more", "more", 1),
@@ -54,7 +56,8 @@ NEEDS = {
     "kernel_report": Needs("more", "kernels more", 1),
     "lab_report": Needs("more", "kernels more", 1),
     "pages_of_lab": Needs("more", "more", 1),
-    "gpu_check": Needs("more", "simulated more", 1),
+    "gpu_check": Needs("more", "simulated kernels more", 1),
+    "hellaswag": Needs("test", "tests simulated", 1),
     "simulated_gpu_errors": Needs("test", "simulated", 1),
     "simulated_*": Needs("more", "simulated more", 1),
     "pages": Needs("test", "tests simulated", 1),
@@ -67,20 +70,23 @@ NEEDS = {
     "wrong_input": Needs("test", "trainer", 0.5),
     "zero": Needs("test", "tests", 1.5),
     "memory_peak": Needs("more", "tests", 2),
+    # Its make must be the only one in the build's folder, so all programs are built before.
+    "clang_tidy": Needs("more", "tests simulated kernels more", 2),
     "*": Needs("test", "tests", 1),
 }
 # CPU seconds of a suite: about a quarter more than it took on two cores of a server in 2026, beside the build. (Ranks that
 # wait for others on a busy machine take more.)
 BUDGETS = {
-    "kernels-thread": 130, "simulated_gpu": 111, "gpu_check": 110, "simulated_meshes": 106, "mpi-8": 82, "kernels-address": 69,
+    "clang_tidy": 600, "kernels-thread": 130, "simulated_gpu": 111, "gpu_check": 110, "simulated_meshes": 106, "mpi-8": 82, "kernels-address": 69,
     "zero": 65, "mpi-4": 59, "pages": 55, "unit": 54, "simulated_algorithms": 49, "cuda-runtime-plain": 36, "pipeline": 42,
     "signals": 34, "training_against_pytorch": 32, "model_switches": 27, "mesh": 26, "mpi-3": 23, "simulated_gpu_errors": 22,
-    "makefile": 22, "mpi-2": 22, "plot": 20, "tcp-8": 60, "tcp-3": 15, "memory_peak": 25, "pages_of_lab": 20, "wrong_input": 18, "resume": 16, "defaults": 15,
+    "makefile": 22, "mpi-2": 22, "plot": 20, "tcp-8": 60, "tcp-3": 15, "memory_peak": 25, "pages_of_lab": 20, "wrong_input": 18, "resume": 16, "defaults": 28,
     "tcp": 14, "allocations": 14, "communicator": 13, "data": 12, "program": 11, "tcp-4": 35, "hellaswag": 10, "bench": 9,
     "lint": 9, "model_against_pytorch": 9, "pipeline_timeline": 8, "failing_runs": 7, "ops_against_pytorch": 7, "metrics": 6,
     "recipes": 6, "kernel_report": 6, "lab_report": 6,
 }
 USUAL_BUDGET, LONG_BUDGET = 6, 6000
+SECONDS_PER_CPU_SECOND = 6  # the most that a suite may take on a busy machine
 # A GoogleTest suite that takes long runs in so many parts, side by side. (The kernels' suites are whole: one of their tests
 # looks at all that the others launched.)
 SHARDS = {"unit": 2}
@@ -89,11 +95,13 @@ SHARDS = {"unit": 2}
 # `make check` runs these suites if a file with one of these names has changed. The first pattern that fits counts.
 CHECKED_BY = {
     "llmc/core/*": "unit",
+    "llmc/comm/launcher.*": "unit signals failing_runs",
     "llmc/comm/*": "unit communicator tcp mpi-2",
     "llmc/data/*": "unit bpe data",
-    "llmc/io/*": "unit resume metrics situations",
+    "llmc/io/*": "unit resume metrics situations defaults",
     "llmc/model/*": "unit mpi-1 mpi-2 model_switches",
     "llmc/optim/*": "unit program",
+    "llmc/parallel/mesh*": "unit mpi-2 mpi-4 mesh pipeline",
     "llmc/parallel/*": "unit mpi-2 mpi-4",
     "llmc/plan/*": "unit program",
     "llmc/timeline/*": "unit pipeline_timeline",
@@ -101,18 +109,33 @@ CHECKED_BY = {
     "llmc/device/cuda/*.cuh": "kernels-address kernels-thread",
     "llmc/device/cuda/*": "cuda-runtime-plain simulated_gpu",
     "llmc/device/*": "unit",
+    "llmc/train/stop.*": "unit signals",
     "llmc/train/*": "program resume situations defaults options_page wrong_input",
     "train_gpt.cu": "program resume",
     "dev/*.cu": "kernels-address kernels-thread",
     "dev/lab/*": "kernels-address",
+    "dev/gpu/*": "gpu_results",
+    "dev/cpu/*": "bench",
+    "dev/*.h": "kernels-address",
+    "dev/docs/options_page.py": "options_page",
+    "dev/docs/*": "pictures",
+    "dev/data/*": "bpe",
     "dev/mutants.py": "mutants",
+    "dev/*.py": "makefile",
     "data/*": "data datasets download",
+    "scripts/launch.sh": "signals recipes",
+    "scripts/deps.sh": "makefile datasets",
     "scripts/*": "plot watch metrics recipes tensorboard",
     "test/unit/*": "unit",
     "test/mpi/*": "mpi-2",
     "test/kernels/*": "kernels-address kernels-thread",
     "test/simt/*": "cuda-runtime-plain kernels-address",
     "test/mutants/*": "mutants",
+    "test/probe/*": "unit communicator",
+    "test/reference/*": "unit",
+    "test/*.h": "unit",
+    "test/*.py": "suites",
+    ".ci/*": "suites",
     "*.md": "documents options_page",
     "docs/*": "documents",
     "Makefile": "makefile",
@@ -199,8 +222,12 @@ def python_suites(report):
             continue
         name, is_long = path.stem.split("_", 1)[1], path.name.startswith("long_")
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--tb=short", "-v", str(path), f"--junitxml={report(name)}"]
+        needs = needs_of(name, is_long)
+        # They run the trainer.
+        if "trainer" not in needs.programs.split():
+            needs = dataclasses.replace(needs, programs=f"trainer {needs.programs}")
         # Ignore pytest plugins that happen to be installed.
-        yield Suite(name, command, LONG_TIMEOUT if is_long else PYTHON_TIMEOUT, needs_of(name, is_long),
+        yield Suite(name, command, LONG_TIMEOUT if is_long else PYTHON_TIMEOUT, needs,
                     {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}, whole=name)
 
 
@@ -211,6 +238,9 @@ def find_suites(build, report, has_simt=True, has_runtime=True):
               *simulated_suites(build, report, has_simt, has_runtime), *python_suites(report)]
     patience = float(os.environ.get("PATIENCE", 1))
     for suite in suites:
+        # A suite with much work takes long beside other work. (The limits of the long ones are long.)
+        if suite.needs.tier != "long":
+            suite.timeout = max(suite.timeout, SECONDS_PER_CPU_SECOND * suite.needs.budget)
         suite.timeout *= patience
         if suite.whole in LEAK_CHECKS:
             options = [os.environ.get("ASAN_OPTIONS", ""), LEAK_CHECKS[suite.whole]]

@@ -23,7 +23,7 @@
 #include "llmc/data/data.h"
 #include "llmc/data/samples.h"
 #include "llmc/data/training_batches.h"
-#include "llmc/device/cpu/openmp_wait.h"
+#include "llmc/device/device.h"
 #include "llmc/plan/run_plan.h"
 #include "llmc/train/options.h"
 #include "llmc/train/trainer.h"

@@ -20,9 +20,9 @@ HEAD = """# Options
 
 This page is `./train_gpt --help` as tables. `make docs` writes it, and a test compares the two.
 
-An option is `--name VALUE` or `--name=VALUE`; a switch is `--name`, and if it can be a key of a configuration file also `--name=false`. A configuration file for
-`--config` has the same names without the dashes. [checkpoints.md](checkpoints.md) explains that file, and
-[the README](../README.md) says where to begin.
+An option is `--name VALUE` or `--name=VALUE`. A switch is `--name`, and if it can be a key of a configuration file
+also `--name=false`. A configuration file for `--config` has the same names without the dashes;
+[interface.md](interface.md#configuration-files) explains it. [The README](../README.md) says where to begin.
 """
 
 

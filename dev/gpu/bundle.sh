@@ -42,7 +42,7 @@ fi
         fi
     done <<<"$needed"
 } | sort -u >"$folder/cuda-libraries.txt"
-# Optional libraries: what each is for, and its Python package.
+# Optional libraries, their purposes, and their Python packages.
 cat >>"$folder/cuda-libraries.txt" <<'END'
 libcudnn.so.9 wanted --attention cudnn; nvidia-cudnn-cu13
 libnvrtc.so.13 wanted cuDNN, while it runs; nvidia-cuda-nvrtc

@@ -8,7 +8,7 @@
 
 #include "dev/lab/memory.h"
 #include "dev/lab/rivals.h"
-#include "llmc/device/cuda/kernel_name.h"
+#include "llmc/device/cuda/launch.h"
 
 namespace lab {
 namespace {

@@ -20,6 +20,7 @@
 #include <string_view>
 
 #include "llmc/core/tensor.h"
+#include "llmc/core/text.h"
 
 namespace llmc {
 
@@ -27,7 +28,9 @@ enum class CallKind { all_reduce, reduce_scatter, all_gather, broadcast, send, r
 inline constexpr std::array all_call_kinds = {CallKind::all_reduce, CallKind::reduce_scatter,
                                               CallKind::all_gather, CallKind::broadcast,
                                               CallKind::send,       CallKind::recv};
-std::string_view name_of(CallKind kind);
+constexpr std::string_view name_of(CallKind kind) {
+    return name_among(kind, "all_reduce", "reduce_scatter", "all_gather", "broadcast", "send", "recv");
+}
 
 // The calls of one rank, and the payload bytes that it sent (for recv: received).
 struct Traffic {

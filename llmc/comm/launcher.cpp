@@ -22,9 +22,9 @@
 #include <utility>
 #include <vector>
 
+#include "llmc/comm/bootstrap.h"
 #include "llmc/comm/socket.h"
-#include "llmc/comm/start.h"
-#include "llmc/comm/transport_mpi.h"
+#include "llmc/comm/transport.h"
 #include "llmc/core/error.h"
 #include "llmc/core/standard_streams.h"
 #include "llmc/core/text.h"
@@ -39,7 +39,7 @@ constexpr int most_processes = 1024;
 constexpr std::chrono::seconds time_to_report{10};
 // A terminal and a scheduler may send one request several times at once (stop.cpp uses the same time).
 constexpr std::chrono::milliseconds same_request{100};
-constexpr std::array stop_signals = {SIGINT, SIGTERM, SIGUSR1};
+constexpr std::array stop_signals = {SIGINT, SIGHUP, SIGTERM, SIGUSR1};
 
 // The variables by which other launchers describe a job. The ranks must not believe that they belong to it.
 constexpr std::array foreign_variables = {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMIX_RANK",
@@ -108,14 +108,17 @@ class LocalJob {
         while (count_running() > 0) {
             std::vector<pollfd> files = {{signals_.file(), POLLIN, 0}};
             for (const Process& rank : ranks_) files.push_back({rank.descriptor(), POLLIN, 0});
-            const int limit = failed_at_ ? milliseconds_until(*failed_at_ + time_to_report) : -1;
+            const bool may_give_up = failed_at_ && !has_given_up_;
+            const int limit = may_give_up ? milliseconds_until(*failed_at_ + time_to_report) : -1;
             ::poll(files.data(), files.size(), limit);
             receive_signals();
             take_status();
-            if (failed_at_ && Clock::now() >= *failed_at_ + time_to_report) kill_all();
+            if (may_give_up && Clock::now() >= *failed_at_ + time_to_report) give_up();
         }
+        name_killed_rank("");
         // Ranks that are killed leave their progress line on the terminal.
-        if (status_ != 0 || killed_by_) fmt::print("{}", line_start(STDOUT_FILENO));
+        const std::string_view erase = line_start(STDOUT_FILENO);
+        if (status_ != 0 || killed_by_) std::fwrite(erase.data(), 1, erase.size(), stdout);
         return killed_by_ ? 128 + *killed_by_ : status_;
     }
 
@@ -132,8 +135,10 @@ class LocalJob {
         if (!descriptor) {
             const int error = errno;
             kill(id, SIGKILL);
-            user_error("cannot watch a process: {}; --processes needs Linux 5.3 or newer; use mpirun",
-                       std::strerror(error));
+            user_error("cannot watch process {} of {}: {}; {}", rank + 1, processes, std::strerror(error),
+                       error == ENOSYS
+                           ? "--processes needs Linux 5.3 or newer; use mpirun"
+                           : "raise the limit of open files (ulimit -n), or give a smaller --processes");
         }
         ranks_.emplace_back(id, std::move(descriptor));
     }
@@ -148,13 +153,13 @@ class LocalJob {
         // The launcher sends this signal only when it must be handled, even if the launcher itself ignores
         // it.
         std::signal(SIGUSR1, SIG_DFL);
+        // A signal that comes before the rank handles it would kill it, and the others would wait for it.
         sigset_t mask = mask_before_;
-        sigaddset(&mask, SIGUSR1);
+        for (const int number : stop_signals) sigaddset(&mask, number);
         sigprocmask(SIG_SETMASK, &mask, nullptr);
         // Only rank 0 has standard input. From a terminal, no process in the background may read.
-        if (rank > 0 || isatty(STDIN_FILENO)) {
-            if (std::freopen("/dev/null", "r", stdin) == nullptr) _exit(1);
-        }
+        const bool reads = rank == 0 && !isatty(STDIN_FILENO);
+        if (!reads && std::freopen("/dev/null", "r", stdin) == nullptr) _exit(1);
         for (const char* name : foreign_variables) unsetenv(name);
         const auto set = [](const char* name, const std::string& value) { setenv(name, value.c_str(), 1); };
         set("RANK", std::to_string(rank));
@@ -167,7 +172,7 @@ class LocalJob {
         // A duplicate stays open when the program starts.
         if (rank == 0) set(listener_variable, std::to_string(dup(door.socket().file())));
         execv(program_file().c_str(), argv_);
-        fmt::print(stderr, "error: cannot start {}: {}\n", argv_[0], std::strerror(errno));
+        write_error(fmt::format("error: cannot start {}: {}\n", argv_[0], std::strerror(errno)));
         _exit(1);
     }
 
@@ -175,12 +180,29 @@ class LocalJob {
     // ended with an error because of it. Its status is the largest.
     void take_status() {
         const bool had_failed = failed_at_.has_value();
-        for (Process& rank : ranks_) {
-            const int status = rank.ended().value_or(0);
+        for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+            const int status = ranks_[rank].ended().value_or(0);
+            has_reported_ = has_reported_ || (status > 0 && status < 128);
             if (status == 0 || had_failed) continue;
+            if (status > status_) failed_rank_ = rank;
             status_ = std::max(status_, status);
             failed_at_ = Clock::now();
         }
+    }
+
+    // The ranks that still run cannot end.
+    void give_up() {
+        name_killed_rank(
+            fmt::format("; other ranks still ran {} seconds later and are killed", time_to_report.count()));
+        has_given_up_ = true;
+        kill_all();
+    }
+
+    // If no rank has said what happened, this process names the rank that was killed.
+    void name_killed_rank(std::string_view consequence) const {
+        if (has_reported_ || has_given_up_ || killed_by_ || status_ <= 128) return;
+        write_error(fmt::format("{}error: rank {} was ended by signal {} ({}){}\n", line_start(STDERR_FILENO),
+                                failed_rank_, status_ - 128, strsignal(status_ - 128), consequence));
     }
 
     int count_running() const {
@@ -221,6 +243,9 @@ class LocalJob {
     Socket signals_;
     std::vector<Process> ranks_;
     int status_ = 0;
+    std::size_t failed_rank_ = 0;  // whose status it is
+    bool has_reported_ = false;    // a rank has ended with an error, which it has printed
+    bool has_given_up_ = false;
     std::optional<Clock::time_point> failed_at_, asked_at_;
     std::optional<int> killed_by_;
 };
@@ -268,15 +293,16 @@ std::optional<int> launch_processes(int& argc, char** argv) {
         if (*processes == 1) return std::nullopt;
         return LocalJob(argv).run(*processes);
     } catch (const UserError& fault) {
-        fmt::print(stderr, "error: {}\n", fault.what());
+        write_error(fmt::format("error: {}\n", fault.what()));
         return 1;
     }
 }
 
-void accept_stop_signal() {
+void accept_stop_signals() {
+    if (std::getenv(launcher_variable) == nullptr) return;
     sigset_t set{};
     sigemptyset(&set);
-    sigaddset(&set, SIGUSR1);
+    for (const int number : stop_signals) sigaddset(&set, number);
     pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
 }
 

@@ -9,11 +9,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <cstdio>
 #include <functional>
 #include <utility>
 
 #include "llmc/comm/socket.h"
+#include "llmc/core/standard_streams.h"
 
 namespace llmc {
 namespace {
@@ -55,8 +55,7 @@ bool MachineLock::wait_for_another(Deadline end) const {
 void print_once_per_machine(const std::string& text, std::optional<int> others) {
     MachineLock lock(fmt::format("{:x}", std::hash<std::string>()(text)));
     if (!lock.claim()) return;
-    std::fwrite(text.data(), 1, text.size(), stderr);
-    std::fflush(stderr);
+    write_error(text);
     const Deadline end = std::chrono::steady_clock::now() + hold_time;
     for (int came = 0; !others || came < *others; ++came)
         if (!lock.wait_for_another(end)) break;

@@ -1,15 +1,20 @@
-// The interface for messages between the processes of a job, over MPI (transport_mpi.h) or TCP
-// (transport_tcp.h). The collectives and their watchdog (exchange.h, host_communicator.h) are the same over
-// both.
+// The interface for messages between the processes of a job, and the functions that make it: over MPI, or
+// over TCP between processes that find each other without MPI (rendezvous.h). The collectives and their
+// watchdog (exchange.h, host_communicator.h) are the same over both.
 //
 // Only the calls at the job's end wait for another process. One thread of a process communicates at a time.
 #pragma once
 
 #include <cstddef>
 #include <memory>
+#include <span>
+#include <stdexcept>
 #include <string_view>
+#include <vector>
 
 namespace llmc {
+
+struct Link;  // rendezvous.h
 
 // Messages that are in flight together: posted, then polled until all are done. The object is reused, so that
 // a training step allocates nothing.
@@ -60,8 +65,9 @@ class Transport {
     virtual void end(int status) = 0;
 
     // For a rank that has failed: returns whether it must report the error. Often several ranks fail at about
-    // the same moment or one after the other; this returns true on one of them.
-    virtual bool reports_failure() = 0;
+    // the same moment or one after the other; this returns true on one of them. The ranks `silent` are known
+    // to give no answer, so they are not asked.
+    virtual bool reports_failure(std::span<const int> silent) = 0;
 
     // If another rank has failed or is gone, ends the job with one line of one rank. (Does nothing over MPI,
     // because its launcher ends the job.)
@@ -74,11 +80,32 @@ class Transport {
     virtual void give_way() = 0;
 };
 
-// Prints `line` on standard error and ends all processes of the job at once, with status 1.
-[[noreturn]] void abort_job(Transport& transport, std::string_view line);
+// Whether this program was built with MPI. `make MPI=0` links transport_no_mpi.cpp instead of
+// transport_mpi.cpp.
+bool has_mpi();
 
-// The same with `error: what`. If several ranks fail at about the same moment or one after the other, one of
-// them prints its line.
-[[noreturn]] void fail_job(Transport& transport, std::string_view what);
+// Joins the job in which mpirun, or another PMI launcher, started this process. A process can do so once.
+// UserError in a build without MPI.
+std::unique_ptr<Transport> join_mpi_job();
+
+// Messages over TCP. Each process is connected to every other one, so all notice at once if one ends before
+// the end of the job. A process that is waiting for messages then throws LostRank, an ordinary error. A
+// process that is busy and does not return soon is ended by its listener thread.
+//   links: the links to all ranks (rendezvous.h); the process's own is empty
+std::unique_ptr<Transport> make_tcp_transport(int rank, std::vector<Link> links);
+
+// Another process of the job is gone.
+class LostRank : public std::runtime_error {
+  public:
+    using std::runtime_error::runtime_error;
+};
+
+// The transport of a job of one process.
+std::unique_ptr<Transport> make_lone_transport();
+
+// Prints `error: what` on standard error and ends all processes of the job at once, with status 1. If several
+// ranks fail at about the same moment or one after the other, one of them prints its line. The ranks `silent`
+// are known to give no answer.
+[[noreturn]] void fail_job(Transport& transport, std::string_view what, std::span<const int> silent = {});
 
 }  // namespace llmc

@@ -1,5 +1,4 @@
-#include "llmc/comm/transport_mpi.h"
-
+// Messages over MPI (transport.h).
 #include <fmt/format.h>
 #include <mpi.h>
 
@@ -12,7 +11,9 @@
 #include <vector>
 
 #include "llmc/comm/machine_lock.h"
+#include "llmc/comm/transport.h"
 #include "llmc/core/error.h"
+#include "llmc/core/text.h"
 
 namespace llmc {
 namespace {
@@ -156,7 +157,7 @@ class MpiTransport final : public Transport {
     // The first rank that fails reports. On one machine a lock decides which rank that is, until that rank
     // has ended. If notices of several machines cross, the lowest of these ranks reports, unless another
     // already does.
-    bool reports_failure() override {
+    bool reports_failure(std::span<const int> /*silent*/) override {
         if (size_ == 1) return true;
         if (!first_to_fail_.claim() || lowest(Notice::failed) < size_) return false;
         tell_others(Notice::failed);
@@ -233,7 +234,7 @@ class MpiTransport final : public Transport {
     void require_peers() const {
         for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
             const char* value = std::getenv(name);
-            if (size_ > 1 || value == nullptr || std::atoi(value) <= 1) continue;
+            if (size_ > 1 || value == nullptr || whole_number<int>(value).value_or(1) <= 1) continue;
             MPI_Finalize();
             user_error(
                 "the launcher started {} processes ({}), but MPI sees one, because it does not support the "

@@ -1,11 +1,11 @@
-#include "llmc/comm/transport_tcp.h"
-
+// Messages over TCP (transport.h).
 #include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdio>
@@ -16,6 +16,8 @@
 #include <thread>
 
 #include "llmc/comm/connection.h"
+#include "llmc/comm/rendezvous.h"
+#include "llmc/comm/transport.h"
 #include "llmc/core/error.h"
 
 namespace llmc {
@@ -114,10 +116,12 @@ class TcpTransport final : public Transport {
 
     // Rank 0 lets the first rank that asks report the error. If rank 0 is gone or does not answer, rank 1
     // decides, and so on. The listener thread answers, also while the rank computes.
-    bool reports_failure() override {
+    bool reports_failure(std::span<const int> silent) override {
         take_the_end();
-        for (int rank = 0; rank < rank_; ++rank)
+        for (int rank = 0; rank < rank_; ++rank) {
+            if (std::ranges::find(silent, rank) != silent.end()) continue;
             if (const std::optional<bool> reports = ask(rank)) return *reports;
+        }
         return may_report(rank_) || !reason_is_reported();
     }
 

@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <functional>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -18,9 +19,10 @@ namespace llmc {
 using Seconds = std::chrono::duration<double>;
 
 // Whether it is this rank's turn to report. Several ranks find the same peer dead at about the same moment,
-// and only one may report it. Each rank has its own turns on the clock. The time between turns of two ranks
-// is as long as the end of a job takes. Ranks from 16 on begin later, so that turns stay frequent: every 3.2
-// s for any number of ranks. Beyond 32 ranks, several ranks share a turn.
+// and only one may report it. Each rank has its own turns on the clock, so that few ranks have to agree on the
+// one that reports (fail_job). The time between turns of two ranks is as long as the end of a job usually
+// takes. Ranks from 16 on begin later, so that turns stay frequent: every 3.2 s for any number of ranks.
+// Beyond 32 ranks, several ranks share a turn.
 //   overdue: seconds since the time limit; clock: seconds since any moment that is common to the ranks
 bool is_turn_to_report(int rank, int size, double overdue, double clock);
 
@@ -54,7 +56,8 @@ class Watchdog {
     [[noreturn]] void fail(std::string_view what);
 
   private:
-    [[noreturn]] void report(const std::vector<int>& ranks, std::string_view what_they_do) const;
+    [[noreturn]] void report(const std::vector<int>& ranks, std::string_view what_they_do,
+                             std::span<const int> silent) const;
 
     Transport& transport_;
     const Seconds& limit_;

@@ -22,6 +22,12 @@ class UserError : public std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
+// The mistake that a file is missing.
+class MissingFile : public UserError {
+  public:
+    using UserError::UserError;
+};
+
 template <class... Args>
 [[noreturn]] void user_error(fmt::format_string<Args...> format, Args&&... args) {
     throw UserError(fmt::format(format, std::forward<Args>(args)...));

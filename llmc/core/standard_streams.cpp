@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <cstdlib>
 
 namespace llmc {
@@ -18,6 +19,11 @@ std::string_view line_start(int file) {
     const char* type = std::getenv("TERM");
     const bool is_simple = type == nullptr || *type == 0 || std::string_view(type) == "dumb";
     return !is_simple && isatty(file) == 1 ? erase_line : "";
+}
+
+void write_error(std::string_view lines) {
+    std::fwrite(lines.data(), 1, lines.size(), stderr);
+    std::fflush(stderr);
 }
 
 }  // namespace llmc

@@ -18,4 +18,8 @@ inline constexpr std::string_view erase_line = "\r\x1b[K";
 // progress line that another process may have left. Otherwise it is empty.
 std::string_view line_start(int file);
 
+// Writes whole lines to standard error in a single write, so that lines of several processes do not mix. A
+// failure is ignored: the terminal may be closed, and nobody is left to be told.
+void write_error(std::string_view lines);
+
 }  // namespace llmc

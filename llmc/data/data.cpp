@@ -13,7 +13,6 @@
 
 #include "llmc/core/error.h"
 #include "llmc/core/text.h"
-#include "llmc/data/mapped_file.h"
 #include "llmc/data/samples.h"
 #include "llmc/data/stories/stories.h"
 
@@ -37,10 +36,10 @@ std::vector<std::string> matching_files(const std::string& pattern, const std::s
         return files;
     }
     if (pattern.find_first_of("*?[") == std::string::npos) return {pattern};
-    user_error(
+    throw MissingFile(fmt::format(
         "{}: no file matches '{}'; give a text file, or token shards as 'PATTERN*.bin' in quotes (the "
         "scripts in data/ make them)",
-        option, pattern);
+        option, pattern));
 }
 
 bool is_shard(const std::string& file) { return file.ends_with(".bin"); }

@@ -1,5 +1,8 @@
 #include "llmc/data/samples.h"
 
+#include <fmt/format.h>
+#include <xxhash.h>
+
 #include <algorithm>
 #include <bit>
 
@@ -116,6 +119,18 @@ void ValidationWindows::read(std::int64_t window, std::span<std::int32_t> inputs
     source_.read(shard, first + 1, targets.first(real));
     std::ranges::fill(inputs.subspan(real), 0);
     std::ranges::fill(targets.subspan(real), ignored_target);
+}
+
+std::string ValidationWindows::fingerprint(std::int64_t windows) const {
+    const auto length = static_cast<std::size_t>(sequence_length_);
+    std::vector<std::int32_t> inputs(length), targets(length);
+    auto hash = static_cast<XXH64_hash_t>(sequence_length_);
+    for (std::int64_t window = 0; window < windows; ++window) {
+        read(window, inputs, targets);
+        for (const auto& tokens : {inputs, targets})
+            hash = XXH3_64bits_withSeed(tokens.data(), tokens.size() * sizeof tokens[0], hash);
+    }
+    return fmt::format("{:016x}", hash);
 }
 
 }  // namespace llmc

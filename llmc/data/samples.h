@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "llmc/data/token_source.h"
@@ -85,6 +86,8 @@ class ValidationWindows {
     std::int64_t targets(std::int64_t windows) const;
     // Fills T inputs and T targets.
     void read(std::int64_t window, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) const;
+    // A hash of the first `windows` windows. Losses are comparable only on the same windows.
+    std::string fingerprint(std::int64_t windows) const;
 
   private:
     const TokenSource& source_;

@@ -2,6 +2,8 @@
 // any size takes no memory of its own.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -10,6 +12,32 @@
 #include <vector>
 
 namespace llmc {
+
+// A read-only mapping for the object's life. The file itself is closed, because a dataset may have more files
+// than a process may have open.
+class MappedFile {
+  public:
+    // UserError if the file does not exist, cannot be read, is not a regular file or is empty. The message
+    // begins with `option` ("--train-data").
+    MappedFile(const std::string& path, const std::string& option);
+    ~MappedFile();
+    MappedFile(const MappedFile&) = delete;
+    MappedFile& operator=(const MappedFile&) = delete;
+
+    std::span<const std::uint8_t> bytes() const { return {data_, size_}; }
+
+    // UserError if the file has become shorter: reading bytes that are gone would kill the process.
+    void require_whole() const;
+
+  private:
+    void map(int file, const std::string& option);
+
+    std::string path_;
+    dev_t device_ = 0;
+    ino_t inode_ = 0;
+    const std::uint8_t* data_ = nullptr;
+    std::size_t size_ = 0;
+};
 
 // Sequences of tokens, called token shards, each a separate text. (Not the shards of a rank.) Reading is
 // const, and several threads may read at once.
@@ -25,8 +53,6 @@ class TokenSource {
     // it names the file, the position in it, the token and the vocabulary.
     virtual void read(std::size_t shard, std::int64_t first, std::span<std::int32_t> out) const = 0;
 };
-
-class MappedFile;
 
 // A text of one token per byte, which is one shard. `name` is for messages; `owner` keeps the bytes alive.
 // `position` is the position of the first byte in the whole text, if these bytes are part of one.

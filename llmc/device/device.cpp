@@ -1,8 +1,8 @@
 #include "llmc/device/device.h"
 
 #include <utility>
+
 #include "llmc/core/text.h"
-#include "llmc/device/streams.h"
 
 namespace llmc {
 

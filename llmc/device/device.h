@@ -1,5 +1,5 @@
-// A device: memory, copies, and the operations (ops.h). The CPU device is in device/cpu, the GPU device in
-// device/cuda. The rest of the program knows only this interface.
+// A device: memory, copies, streams, and the operations (ops.h). The CPU device is in device/cpu, the GPU
+// device in device/cuda. The rest of the program knows only this interface.
 #pragma once
 
 #include <array>
@@ -18,9 +18,51 @@
 namespace llmc {
 
 class Ops;
-class Streams;
 
 enum class DeviceKind { cpu, cuda };
+
+// Operations run in `compute`. Communication between ranks has its own stream, so that it need not wait for
+// operations. Transfers between pipeline stages have a stream per kind and direction, so that none waits for
+// another. `copy` copies the next batch.
+enum class StreamKind {
+    compute,
+    communication,
+    activations_in,
+    activations_out,
+    gradients_in,
+    gradients_out,
+    copy
+};
+inline constexpr std::array all_streams = {StreamKind::compute,
+                                           StreamKind::communication,
+                                           StreamKind::activations_in,
+                                           StreamKind::activations_out,
+                                           StreamKind::gradients_in,
+                                           StreamKind::gradients_out,
+                                           StreamKind::copy};
+std::string_view name_of(StreamKind stream);
+
+// The streams of an asynchronous device. Work in one stream runs in order. Streams run concurrently, except
+// for the waits below. The CPU device has no streams: each call finishes before it returns.
+class Streams {
+  public:
+    virtual ~Streams() = default;
+
+    // Work that the host submits from now on goes to this stream: operations, copies and communication.
+    virtual void select(StreamKind stream) = 0;
+
+    // Creates an event, which can be recorded again and again.
+    virtual int new_event() = 0;
+    // Records the event after all work that is in the selected stream now.
+    virtual void record(int event) = 0;
+    // Work submitted to the selected stream from now on waits for the last record of `event`.
+    virtual void wait(int event) = 0;
+    // The host waits for the event.
+    virtual void wait_on_host(int event) = 0;
+
+    // The milliseconds from one event to another; both must be complete.
+    virtual double milliseconds(int from, int to) = 0;
+};
 
 // Reports that the device failed. The message names the call and the error that the device returned. The next
 // call after a faulty kernel reports that kernel's error.
@@ -98,6 +140,12 @@ class Device {
 // If `threads` is 0, the number is OMP_NUM_THREADS. If that is not set, it is the number of cores that this
 // process may use.
 std::unique_ptr<Device> make_cpu_device(int threads = 0);
+
+// Restarts the program with OMP_WAIT_POLICY=passive, unless a wait policy is set already. Without it, threads
+// of GNU OpenMP spin at the end of each parallel loop until the last one arrives. On a busy machine the last
+// one may wait for a core on which another spins; a step then takes a hundred times as long. Waking sleeping
+// threads costs microseconds. The library reads its setting before main(), so a restart is needed.
+void let_waiting_threads_sleep(char** argv);
 
 // The memory of a MemoryLayout on a device: one allocation per arena, made once and zeroed. The destructor
 // frees it.

@@ -1,13 +1,19 @@
-// Checks of operands, one line each at the start of an operation.
+// The operands of operations: checks of their dtypes and shapes against ops.h, one line each at the start
+// of an operation, and the sizes of each operation, for all devices. A wrong operand is a
+// ProgrammingError.
 #pragma once
 
 #include <fmt/format.h>
 
+#include <compare>
 #include <cstdint>
+#include <optional>
+#include <span>
 #include <string_view>
 
 #include "llmc/core/error.h"
 #include "llmc/core/tensor.h"
+#include "llmc/device/ops.h"
 
 namespace llmc {
 
@@ -40,8 +46,8 @@ inline void check_elements(const Tensor& tensor, DType dtype, std::int64_t eleme
     }
 }
 
-// Checks that the tensor is present and has this dtype, `columns` in the last dimension, and `rows` rows in
-// all others.
+// Checks that the tensor is present and has this dtype, `columns` in the last dimension, and `rows` rows
+// in all others.
 inline void check_rows(const Tensor& tensor, DType dtype, std::int64_t rows, std::int64_t columns,
                        std::string_view name, SourceLocation where = SourceLocation::current()) {
     check_dtype(tensor, dtype, name, where);
@@ -51,5 +57,70 @@ inline void check_rows(const Tensor& tensor, DType dtype, std::int64_t rows, std
             fmt::format("{} is {}, not {} rows of {}", name, to_string(tensor.shape), rows, columns), where);
     }
 }
+
+struct EncoderSizes {
+    std::int64_t batch, sequence, channels, rows_of_wte;
+};
+EncoderSizes encoder_forward_sizes(const Tensor& out, const Tensor& tokens, const Tensor& wte,
+                                   const Tensor& wpe);
+EncoderSizes encoder_backward_sizes(const Tensor& dwte, const Tensor& dwpe, const Tensor& dout,
+                                    const Tensor& tokens);
+
+struct RowSizes {
+    std::int64_t rows, channels;
+};
+RowSizes layernorm_forward_sizes(const Tensor& out, const Tensor& mean, const Tensor& rstd, const Tensor& in,
+                                 const Tensor& gamma, const Tensor& beta);
+RowSizes layernorm_backward_sizes(const Tensor& din, const Tensor& dgamma, const Tensor& dbeta,
+                                  const Tensor& dout, const Tensor& in, const Tensor& gamma,
+                                  const Tensor& mean, const Tensor& rstd);
+RowSizes fused_residual_layernorm_sizes(const Tensor& residual, const Tensor& out, const Tensor& mean,
+                                        const Tensor& rstd, const Tensor& in1, const Tensor& in2,
+                                        const Tensor& gamma, const Tensor& beta);
+
+struct MatmulSizes {
+    std::int64_t rows, in_channels, out_channels;
+};
+MatmulSizes matmul_forward_sizes(const Tensor& out, const Tensor& in, const Tensor& weight,
+                                 const Tensor& bias, const Tensor& pre_gelu);
+MatmulSizes matmul_backward_sizes(const Tensor& din, const Tensor& dweight, const Tensor& dbias,
+                                  const Tensor& dout, const Tensor& in, const Tensor& weight,
+                                  const Tensor& pre_gelu);
+
+struct HeadSizes {
+    std::int64_t batch, sequence, heads, head_size;
+    auto operator<=>(const HeadSizes&) const = default;
+};
+HeadSizes attention_forward_sizes(const Tensor& out, const Tensor& lse, const Tensor& qkv);
+HeadSizes attention_backward_sizes(const Tensor& dqkv, const Tensor& dout, const Tensor& qkv,
+                                   const Tensor& out, const Tensor& lse);
+
+// `rows` is the number of new rows, `capacity` the most rows that the cache holds.
+struct CachedHeadSizes {
+    std::int64_t rows, capacity, heads, head_size;
+};
+CachedHeadSizes attention_cached_forward_sizes(const Tensor& out, const Tensor& cache, const Tensor& qkv,
+                                               std::int64_t position);
+
+// The rows and the columns of the logits.
+RowSizes classifier_sizes(const Tensor& logits, const Tensor& losses, const Tensor& targets,
+                          std::int64_t vocabulary);
+// The numbers in a row's statistics: maximum, sum, logit.
+inline constexpr std::int64_t classifier_statistics_numbers = 3;
+RowSizes classifier_statistics_sizes(const Tensor& statistics, const Tensor& logits, const Tensor& targets,
+                                     std::int64_t columns, std::int64_t first_column);
+struct ClassifierSizes {
+    std::int64_t rows, channels, ranks;
+};
+ClassifierSizes classifier_from_statistics_sizes(const Tensor& logits, const Tensor& losses,
+                                                 const Tensor& all_statistics, const Tensor& targets,
+                                                 std::int64_t columns, std::int64_t first_column);
+
+// The operands of AdamW. They are a struct because six tensors in a row are easy to confuse.
+struct AdamWOperands {
+    const Tensor &parameters, &master, &m, &v, &gradients, &norm_squared;
+};
+void check_adamw(const AdamWOperands& operands, std::span<const AdamWSegment> segments, const AdamWStep& step,
+                 const std::optional<StochasticRounding>& rounding);
 
 }  // namespace llmc

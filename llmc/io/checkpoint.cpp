@@ -57,20 +57,19 @@ void verify_file(const fs::path& path, const Json& expected) {
     const std::uintmax_t bytes = fs::file_size(path, error);
     if (error) user_error("the checkpoint is damaged: {}: {}", path.string(), error.message());
     if (bytes != expected.at("bytes").get<std::uintmax_t>()) {
-        user_error("the checkpoint is damaged: {} has {}, but its manifest says {}; resume from an older one",
+        user_error("the checkpoint is damaged: {} has {}, but its manifest says {}; take an older one",
                    path.string(), plural(static_cast<std::int64_t>(bytes), "byte"),
                    grouped(expected.at("bytes").get<std::int64_t>()));
     }
     if (checksum(path) != expected.at("xxh3_128").get<std::string>()) {
         user_error(
-            "the checkpoint is damaged: {} does not have the checksum in its manifest; resume from an "
-            "older one",
+            "the checkpoint is damaged: {} does not have the checksum in its manifest; take an older one",
             path.string());
     }
 }
 
 [[noreturn]] void refuse_manifest(const fs::path& path) {
-    user_error("the checkpoint is damaged: {} is not a manifest; resume from an older one", path.string());
+    user_error("the checkpoint is damaged: {} is not a manifest; take an older one", path.string());
 }
 
 Json read_manifest(const fs::path& directory) {
@@ -94,9 +93,8 @@ Json read_manifest(const fs::path& directory) {
         const std::string expected = manifest.at(own_checksum);
         manifest.erase(own_checksum);
         if (checksum_of_text(manifest.dump()) != expected) {
-            user_error(
-                "the checkpoint is damaged: {} does not match its own checksum; resume from an older one",
-                path.string());
+            user_error("the checkpoint is damaged: {} does not match its own checksum; take an older one",
+                       path.string());
         }
         return manifest;
     } catch (const Json::exception&) {
@@ -104,10 +102,11 @@ Json read_manifest(const fs::path& directory) {
     }
 }
 
-void verify_files(const fs::path& directory) {
+void verify_files(const fs::path& directory, bool with_moments) {
     const Json manifest = read_manifest(directory);
     try {
         for (const char* file : {model_file, optimizer_file}) {
+            if (file == optimizer_file && !with_moments) continue;
             verify_file(directory / file, manifest.at("files").at(file));
         }
     } catch (const Json::exception&) {
@@ -134,7 +133,8 @@ namespace {
 
 void write_checkpoint(const fs::path& folder, const std::string& run, const std::string& lineage,
                       const Progress& progress, const Json& configuration, const std::string& device_choices,
-                      const ParameterStore& store, UnitTransfer& transfer) {
+                      const ParameterStore& store, UnitTransfer& transfer,
+                      const std::optional<Validation>& validation) {
     if (transfer.is_root()) make_directory(folder);
     save_weights(folder / model_file, store, transfer, true);
     save_moments(folder / optimizer_file, store, transfer, true);
@@ -151,10 +151,10 @@ void write_checkpoint(const fs::path& folder, const std::string& run, const std:
         {"saved_at", std::chrono::duration_cast<std::chrono::nanoseconds>(now).count()},
         {"configuration", configuration},
         {"device_choices", device_choices},
-        {"files",
-         {{model_file, describe_file(folder / model_file)},
-          {optimizer_file, describe_file(folder / optimizer_file)}}},
     };
+    if (validation) manifest["validation"] = {{"loss", validation->loss}, {"windows", validation->windows}};
+    manifest["files"] = {{model_file, describe_file(folder / model_file)},
+                         {optimizer_file, describe_file(folder / optimizer_file)}};
     manifest[own_checksum] = checksum_of_text(manifest.dump());
     write_file(folder / manifest_file, manifest.dump(2) + "\n");
     sync_directory(folder);
@@ -165,12 +165,13 @@ void write_checkpoint(const fs::path& folder, const std::string& run, const std:
 fs::path save_checkpoint(const fs::path& out_dir, const std::string& run, const std::string& lineage,
                          const Progress& progress, const Json& configuration,
                          const std::string& device_choices, const ParameterStore& store,
-                         UnitTransfer& transfer) {
+                         UnitTransfer& transfer, const std::optional<Validation>& validation) {
     fs::path final_name = out_dir / name_of_step(progress.step);
     fs::path partial = final_name;
     partial += partial_suffix;
     const auto write = [&] {
-        write_checkpoint(partial, run, lineage, progress, configuration, device_choices, store, transfer);
+        write_checkpoint(partial, run, lineage, progress, configuration, device_choices, store, transfer,
+                         validation);
     };
     if (!transfer.is_root()) {
         write();
@@ -180,15 +181,9 @@ fs::path save_checkpoint(const fs::path& out_dir, const std::string& run, const 
     fs::remove_all(partial, ignored);  // left by an interrupted save
     try {
         write();
-    } catch (const UserError& fault) {
+    } catch (const UserError&) {
         fs::remove_all(partial, ignored);
-        const bool has_earlier =
-            std::any_of(fs::directory_iterator(out_dir, ignored), {}, [](const fs::directory_entry& entry) {
-                return step_of_name(entry.path().filename().string()).has_value();
-            });
-        user_error("{}; make room, and {}", fault.what(),
-                   has_earlier ? "continue with --resume: the earlier checkpoints are whole"
-                               : "start again: there is no earlier checkpoint");
+        throw;
     }
     replace_directory(partial, final_name);
     sync_directory(out_dir);
@@ -198,13 +193,16 @@ fs::path save_checkpoint(const fs::path& out_dir, const std::string& run, const 
 CheckpointInfo read_checkpoint(const fs::path& directory) {
     const Json manifest = read_manifest(directory);
     try {
-        return {.directory = directory,
-                .run = manifest.at("run"),
-                .lineage = manifest.at("lineage"),
-                .progress = {.step = manifest.at("step"), .samples = manifest.at("samples")},
-                .configuration = manifest.at("configuration").dump(),
-                .saved_at = manifest.at("saved_at"),
-                .device_choices = manifest.value("device_choices", "")};
+        CheckpointInfo info{.directory = directory,
+                            .run = manifest.at("run"),
+                            .lineage = manifest.at("lineage"),
+                            .progress = {.step = manifest.at("step"), .samples = manifest.at("samples")},
+                            .configuration = manifest.at("configuration").dump(),
+                            .saved_at = manifest.at("saved_at"),
+                            .device_choices = manifest.value("device_choices", "")};
+        if (const auto validation = manifest.find("validation"); validation != manifest.end())
+            info.validation = {validation->at("loss"), validation->at("windows")};
+        return info;
     } catch (const Json::exception&) {
         refuse_manifest(directory / manifest_file);
     }
@@ -238,7 +236,7 @@ std::optional<CheckpointInfo> newest_checkpoint(const fs::path& out_dir,
     return newest;
 }
 
-std::optional<CheckpointInfo> newest_whole_checkpoint(const fs::path& out_dir) {
+std::vector<CheckpointInfo> readable_checkpoints(const fs::path& out_dir) {
     std::vector<CheckpointInfo> found;
     std::error_code error;
     for (fs::directory_iterator entries(out_dir, error); !error && entries != fs::directory_iterator();
@@ -251,9 +249,13 @@ std::optional<CheckpointInfo> newest_whole_checkpoint(const fs::path& out_dir) {
         }
     }
     std::ranges::sort(found, std::ranges::greater(), &CheckpointInfo::saved_at);
-    for (const CheckpointInfo& checkpoint : found) {
+    return found;
+}
+
+std::optional<CheckpointInfo> newest_whole_checkpoint(const fs::path& out_dir) {
+    for (const CheckpointInfo& checkpoint : readable_checkpoints(out_dir)) {
         try {
-            verify_files(checkpoint.directory);
+            verify_files(checkpoint.directory, true);
             return checkpoint;
         } catch (const UserError&) {
             // Damaged: try the next one.
@@ -271,7 +273,6 @@ void remove_checkpoints(const std::filesystem::path& directory, const std::files
             old.push_back(entries->path());
     }
     for (const std::filesystem::path& path : old) std::filesystem::remove_all(path, error);
-    std::filesystem::remove(directory, error);  // removes only an empty directory
 }
 
 std::filesystem::path weights_in(const std::filesystem::path& path) {
@@ -281,7 +282,7 @@ std::filesystem::path weights_in(const std::filesystem::path& path) {
 
 void load_checkpoint(const CheckpointInfo& checkpoint, Device& device, ParameterStore& store,
                      UnitTransfer& transfer, bool with_moments) {
-    if (transfer.is_root()) verify_files(checkpoint.directory);
+    if (transfer.is_root()) verify_files(checkpoint.directory, with_moments);
     load_weights(checkpoint.directory / model_file, store, transfer);
     if (with_moments) load_moments(checkpoint.directory / optimizer_file, device, store, transfer);
 }
@@ -308,7 +309,8 @@ std::optional<RunRecord> read_last_run(const fs::path& out_dir) {
         const fs::path began_from = json.at("began_from").get<std::string>();
         // For a checkpoint next to this file the name is enough, because the directory may have been moved.
         return RunRecord{.identity = json.at("run").get<std::string>(),
-                         .began_from = began_from.empty() ? began_from : out_dir / began_from};
+                         .began_from = began_from.empty() ? began_from : out_dir / began_from,
+                         .branched_from = json.value("branched_from", "")};
     } catch (const nlohmann::json::exception&) {
         user_error("{} is damaged; remove it, and --resume takes the checkpoint that was saved last",
                    file.string());
@@ -319,9 +321,16 @@ void write_last_run(const fs::path& out_dir, const RunRecord& run) {
     fs::path from = run.began_from;
     if (!from.empty()) {
         from = plain_path(from);
-        if (from.parent_path() == plain_path(out_dir)) from = from.filename();
+        // Links may lead to the same folder. The checkpoint itself may be a link to another disk.
+        std::error_code ignored;
+        const fs::path here = fs::weakly_canonical(from.parent_path(), ignored)
+                                  .lexically_relative(fs::weakly_canonical(plain_path(out_dir), ignored));
+        if (!here.empty() && *here.begin() != "..") from = (here / from.filename()).lexically_normal();
     }
-    const nlohmann::ordered_json json = {{"run", run.identity}, {"began_from", from.string()}};
+    const nlohmann::ordered_json json = {
+        {"run", run.identity},
+        {"began_from", from.string()},
+        {"branched_from", run.branched_from.empty() ? "" : plain_path(run.branched_from).string()}};
     replace_file(record_file(out_dir), json.dump() + "\n");
 }
 

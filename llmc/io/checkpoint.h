@@ -17,6 +17,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "llmc/device/device.h"
 #include "llmc/parallel/zero/parameter_store.h"
@@ -30,14 +31,21 @@ struct Progress {
     std::int64_t samples = 0;  // sequences that these steps consumed
 };
 
+// A validation: its loss in nats per token, and the fingerprint of the windows (ValidationWindows).
+struct Validation {
+    double loss = 0;
+    std::string windows;
+};
+
 // Writes <out_dir>/checkpoint-<step> and returns its path; an existing one is replaced. `run` is the identity
-// of this run (RunRecord below). `lineage` is the identity of the first run in the chain of resumed runs. All
-// ranks call it; the transfer's root writes.
+// of this run (RunRecord below). `lineage` is the identity of the first run in the chain of resumed runs.
+// `validation` is of the same step. All ranks call it; the transfer's root writes.
 std::filesystem::path save_checkpoint(const std::filesystem::path& out_dir, const std::string& run,
                                       const std::string& lineage, const Progress& progress,
                                       const nlohmann::ordered_json& configuration,
                                       const std::string& device_choices, const ParameterStore& store,
-                                      UnitTransfer& transfer);
+                                      UnitTransfer& transfer,
+                                      const std::optional<Validation>& validation = {});
 
 // The contents of a checkpoint's manifest.
 struct CheckpointInfo {
@@ -47,6 +55,7 @@ struct CheckpointInfo {
     std::string configuration;   // as JSON
     std::int64_t saved_at = 0;   // nanoseconds since 1970
     std::string device_choices;  // Device::choices of the device used for training
+    std::optional<Validation> validation{};
 };
 
 // Whether a file's name is that of a checkpoint, finished or not.
@@ -64,8 +73,11 @@ CheckpointInfo read_checkpoint(const std::filesystem::path& directory);
 std::optional<CheckpointInfo> newest_checkpoint(const std::filesystem::path& out_dir,
                                                 const std::optional<std::string>& run);
 
-// Removes all checkpoints of a directory but `kept`, and the directory if it is empty then.
-void remove_checkpoints(const std::filesystem::path& directory, const std::filesystem::path& kept = {});
+// The checkpoints of a directory whose manifests can be read, those saved last first.
+std::vector<CheckpointInfo> readable_checkpoints(const std::filesystem::path& out_dir);
+
+// Removes all checkpoints of a directory but `kept`.
+void remove_checkpoints(const std::filesystem::path& directory, const std::filesystem::path& kept);
 
 // The most recently saved checkpoint of the directory whose files all match their checksums. Empty if there
 // is none.
@@ -74,7 +86,8 @@ std::optional<CheckpointInfo> newest_whole_checkpoint(const std::filesystem::pat
 // The file with the weights: the weights of a checkpoint, if the path is a directory, else the path itself.
 std::filesystem::path weights_in(const std::filesystem::path& path);
 
-// Verifies the files' sizes and checksums, and loads the weights, and the moments too if `with_moments`.
+// Verifies the sizes and checksums of the files that it reads. Loads the weights, and the moments too if
+// `with_moments`.
 // UserError names a damaged file or one of another model. All ranks call it; the transfer's root reads.
 void load_checkpoint(const CheckpointInfo& checkpoint, Device& device, ParameterStore& store,
                      UnitTransfer& transfer, bool with_moments = true);
@@ -89,6 +102,8 @@ std::string new_run_identity();
 struct RunRecord {
     std::string identity;
     std::filesystem::path began_from;  // a checkpoint; empty if the run did not resume
+    // The checkpoint of another directory from which the runs of this one go on; empty if they began here.
+    std::filesystem::path branched_from;
 };
 
 // The contents of a directory's run.json; empty if there is none. UserError if it is damaged.

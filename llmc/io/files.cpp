@@ -7,6 +7,7 @@
 #include <unistd.h>
 #include <xxhash.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -141,7 +142,12 @@ fs::path existing_part(const fs::path& path) {
 }  // namespace
 
 fs::path plain_path(const fs::path& path) {
-    return (fs::absolute(path) / "").lexically_normal().parent_path();
+    fs::path whole = fs::absolute(path) / "";
+    // The parent of what a link leads to is not the folder of the link.
+    std::error_code ignored;
+    if (std::ranges::find(whole, fs::path("..")) != whole.end())
+        whole = fs::weakly_canonical(whole, ignored) / "";
+    return whole.lexically_normal().parent_path();
 }
 
 void require_writable_directory(const fs::path& path) {

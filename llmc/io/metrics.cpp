@@ -42,18 +42,22 @@ Json as_json(const HellaSwagScore& score) {
     return {{"hellaswag_acc", rounded(score.accuracy, 6)}, {hellaswag_key, rounded(score.accuracy_norm, 6)}};
 }
 
+// The windows of a `run` line's validations. Losses on others are not comparable.
+Json windows_of(const Json& run) { return run.value("validation_windows", Json()); }
+
 // The complete lines of the first `done` steps of the run with this identity, with its `run` line; none if
 // the file belongs to another run. They end before a line that a crash cut off. A `run` line that no step follows
 // is left out, unless it is the first.
 // NOLINTNEXTLINE(bugprone-exception-escape): the library declares its move constructor noexcept
 struct Kept {
     std::string lines;
-    Json run;  // from the last `run` line
-    std::vector<MetricsWriter::Validation> validations;
-    std::int64_t last_step = 0, last_hellaswag = 0;
+    Json run;                                            // from the last `run` line
+    std::vector<MetricsWriter::Validation> validations;  // on the data of the run that goes on
+    std::int64_t last_step = 0, last_validation = 0, last_hellaswag = 0;
 };
-Kept lines_until(std::string_view text, std::int64_t done, const Json& identity) {
+Kept lines_until(std::string_view text, std::int64_t done, const Json& going_on) {
     Kept kept;
+    const Json& identity = going_on.at("identity");
     std::string resumed;  // a later `run` line, until a step follows
     for (std::size_t end = text.find('\n'); end != std::string_view::npos; end = text.find('\n')) {
         const std::string_view line = text.substr(0, end);
@@ -64,8 +68,11 @@ Kept lines_until(std::string_view text, std::int64_t done, const Json& identity)
             const auto step = json["step"].get<std::int64_t>();
             if (step > done) break;
             kept.last_step = step;
-            if (json.contains("val_loss") && json["val_loss"].is_number())
-                kept.validations.push_back({step, json["val_loss"]});
+            if (json.contains("val_loss") && json["val_loss"].is_number()) {
+                kept.last_validation = step;
+                if (windows_of(kept.run) == windows_of(going_on))
+                    kept.validations.push_back({step, json["val_loss"]});
+            }
             if (json.contains(hellaswag_key)) kept.last_hellaswag = step;
         }
         const bool holds = !json.contains("run") || kept.lines.empty();
@@ -124,22 +131,22 @@ MetricsWriter::MetricsWriter(std::filesystem::path path, const Json& run, std::i
     const bool regular =
         !stream && (std::filesystem::is_regular_file(status) || !std::filesystem::exists(status));
     const bool goes_on = done > 0 && regular && std::filesystem::exists(status);
-    Kept earlier = goes_on ? lines_until(read_file(path_), done, run.at("identity")) : Kept{};
+    Kept earlier = goes_on ? lines_until(read_file(path_), done, run) : Kept{};
     std::string& lines = earlier.lines;
     const bool of_another = regular && lines.empty() && holds_steps(path_);
     // A resumed run may have another mesh or more steps. It then writes a new `run` line at that point.
     if (lines.empty() || earlier.run != run) lines += Json{{"run", run}}.dump() + "\n";
     earlier_ = std::move(earlier.validations);
-    lacks_validation_ =
-        goes_on && earlier.last_step == done && (earlier_.empty() || earlier_.back().step != done);
-    lacks_hellaswag_ = goes_on && earlier.last_step == done && earlier.last_hellaswag != done;
+    const bool has_last = goes_on && earlier.last_step == done;
+    lacks_validation_ = has_last && earlier.last_validation != done;
+    lacks_hellaswag_ = has_last && earlier.last_hellaswag != done;
     // A crash or a full disk at this point must not lose lines of an earlier run, so the file is replaced as
     // a whole.
-    const std::filesystem::path kept = of_another ? kept_as(path_) : std::filesystem::path();
+    if (of_another) moved_to_ = kept_as(path_);
     try {
         if (regular) replace_file(path_, lines);
     } catch (const UserError&) {
-        if (of_another) std::filesystem::remove(kept, ignored);
+        if (of_another) std::filesystem::remove(moved_to_, ignored);
         throw;
     }
     open();

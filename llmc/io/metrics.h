@@ -57,12 +57,14 @@ class MetricsWriter {
     // Writes a line and passes it to the system before it returns.
     void write(const StepMetrics& metrics);
 
-    // The validations of the steps that were kept.
+    // The validations of the steps that were kept, as far as they used the windows of this run.
     struct Validation {
         std::int64_t step;
         double loss;
     };
     const std::vector<Validation>& earlier_validations() const { return earlier_; }
+    // The new name of the file with the steps of another run; empty if there was none.
+    const std::filesystem::path& moved_to() const { return moved_to_; }
     // Whether the last kept line is of the last finished step and has no validation, or no HellaSwag score.
     // The functions below add one to it, before the first new line.
     bool lacks_validation() const { return lacks_validation_; }
@@ -86,6 +88,7 @@ class MetricsWriter {
     void open();
 
     std::filesystem::path path_;
+    std::filesystem::path moved_to_;
     std::vector<Validation> earlier_;
     bool lacks_validation_ = false, lacks_hellaswag_ = false;
     std::unique_ptr<std::FILE, Close> file_;

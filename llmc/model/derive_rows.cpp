@@ -1,5 +1,5 @@
 // Derives the lists for generation, with keys and values kept or with a part's input kept.
-#include "llmc/model/derive_rows.h"
+#include "llmc/model/derive_lists.h"
 
 #include <algorithm>
 #include <set>

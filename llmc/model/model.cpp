@@ -42,17 +42,30 @@ class Outlining {
             });
             unit.class_of_layers = static_cast<int>(alike - outline_.units.begin());
         }
-        for (const Outline::OutlinedPart& part : outline_.parts) {
-            std::vector<PartParameter>& parameters =
-                outline_.kinds[static_cast<std::size_t>(part.kind)].part.parameters;
-            for (std::size_t i = 0; i < parameters.size(); ++i)
-                parameters[i].sums_unit |= outline_.unit(part.parameter_units[i]).sums_replicated;
-        }
+        while (agree_on_sums()) continue;
         check_names();
         return std::move(outline_);
     }
 
   private:
+    // Parts of one kind share their lists, and parts share units. If one of them sums a parameter's unit over
+    // the tensor ranks, all do. Returns true if it has changed a unit: others may follow.
+    bool agree_on_sums() {
+        bool has_changed = false;
+        for (const Outline::OutlinedPart& part : outline_.parts) {
+            std::vector<PartParameter>& parameters =
+                outline_.kinds[static_cast<std::size_t>(part.kind)].part.parameters;
+            for (std::size_t i = 0; i < parameters.size(); ++i) {
+                bool& of_unit =
+                    outline_.units[static_cast<std::size_t>(part.parameter_units[i])].sums_replicated;
+                bool& of_kind = parameters[i].sums_unit;
+                has_changed = has_changed || of_unit != of_kind;
+                of_unit = of_kind = of_unit || of_kind;
+            }
+        }
+        return has_changed;
+    }
+
     // A tie to a parameter of another part's own unit makes a second unit, and a second tensor of that name.
     void check_names() const {
         std::set<std::string> names;

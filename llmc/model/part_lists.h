@@ -2,7 +2,7 @@
 // They depend on the tensor-parallel split, the dtype and the size of micro-batches.
 //
 // The operands of calls lie in a few spaces (PartMemory). Values that the backward pass needs are kept from
-// the forward pass; cheap ones may be recomputed (recompute.h). All others are in scratch memory, which all
+// the forward pass; cheap ones may be recomputed (Recompute). All others are in scratch memory, which all
 // parts share. It has as many buffers of a width as are in use at once.
 #pragma once
 
@@ -15,11 +15,37 @@
 #include <vector>
 
 #include "llmc/core/tensor.h"
+#include "llmc/core/text.h"
 #include "llmc/model/operation.h"
-#include "llmc/model/recompute.h"
 #include "llmc/model/trace.h"
 
 namespace llmc {
+
+// The activations that blocks recompute for their backward pass instead of keeping them. This saves memory
+// and costs time. Results do not change: the same operations on the same rounded inputs give the same bits.
+// A matrix that layers of several pipeline stages share is an exception: with recompute, stages may get
+// other layers, and the sum of its gradients another order.
+enum class RecomputeKind {
+    none,       // Blocks keep all activations.
+    selective,  // Blocks recompute the outputs of layernorms and GELU, which are cheap.
+    block       // Blocks keep only their input.
+};
+constexpr std::string_view name_of(RecomputeKind kind) {
+    return name_among(kind, "none", "selective", "block");
+}
+
+struct Recompute {
+    RecomputeKind kind = RecomputeKind::none;
+    std::int64_t every = 1;  // the last block of each group of this many recomputes
+
+    // How a block recomputes, by its number in the whole model. It does not depend on which blocks a rank
+    // has.
+    constexpr RecomputeKind of(std::int64_t block) const {
+        return block % every == every - 1 ? kind : RecomputeKind::none;
+    }
+    constexpr bool recomputes(std::int64_t block) const { return of(block) != RecomputeKind::none; }
+    bool operator==(const Recompute&) const = default;
+};
 
 enum class Space : std::uint8_t {
     none,

@@ -230,7 +230,7 @@ std::string what_would_fit(const RunSpec& spec, const MakePlan& make_plan, std::
     RunSpec recomputing = spec;
     recomputing.recompute = all;
     const bool recomputes_all = spec.recompute == all;
-    const std::string recompute =
+    std::string recompute =
         fmt::format("--recompute block{}", spec.recompute.every > 1 ? " --recompute-every 1" : "");
     const auto would_do = [&](const RunSpec& other) { return would_fit(other, make_plan, micro_batch); };
     // Tries the run as it is, and then with full recomputation unless that was already given.

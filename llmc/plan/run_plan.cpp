@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "llmc/core/error.h"
-#include "llmc/parallel/mesh_sizes.h"
+#include "llmc/parallel/mesh.h"
 #include "llmc/parallel/step/build_step.h"
 #include "llmc/plan/memory_limit.h"
 #include "llmc/plan/micro_batches.h"
@@ -226,9 +226,9 @@ Model::Run* run_of_layers(RunSpec& spec) {
 
 // The plan of a step whose run of layers repeats `count` times, with `micro_batches` micro-batches, without
 // its lists. Its `stages` say what it sends. Stages with the same parts send equally much, so only one of
-// them is counted.
-RunPlan plan_of_messages(RunSpec spec, std::int64_t count, std::int64_t micro_batch,
-                         std::int64_t micro_batches) {
+// them is counted. `most_actions` is reduced by the actions that were counted; nullopt if it falls below 0.
+std::optional<RunPlan> plan_of_messages(RunSpec spec, std::int64_t count, std::int64_t micro_batch,
+                                        std::int64_t micro_batches, std::int64_t& most_actions) {
     if (Model::Run* run = run_of_layers(spec)) run->count = count;
     spec.global_batch_tokens =
         micro_batches * micro_batch * spec.mesh.data_ranks() * spec.model.sequence_length;
@@ -247,9 +247,12 @@ RunPlan plan_of_messages(RunSpec spec, std::int64_t count, std::int64_t micro_ba
             parts.push_back(-1);
         }
         const auto [sent, is_new] = counted.try_emplace(std::move(parts));
-        if (is_new)
-            sent->second =
-                bytes_sent(build_training_step(step_spec(plan, stage)), unit_bytes(spec, units), *plan.lists);
+        if (is_new) {
+            const Step step = build_training_step(step_spec(plan, stage));
+            most_actions -= std::ssize(step.actions);
+            if (most_actions < 0) return std::nullopt;
+            sent->second = bytes_sent(step, unit_bytes(spec, units), *plan.lists);
+        }
         plan.stages.push_back({{}, sent->second});
     }
     return plan;
@@ -332,16 +335,19 @@ std::optional<RunPlan> plan_of_messages(const RunSpec& spec, std::int64_t counte
     const std::int64_t kinds = run ? std::ssize(run->parts) : spec.model.layers();
     // Shorter steps divide their layers as the whole one does.
     whole.deals_layers = saturated_product(spec.model.layers(), stages * spec.virtual_stages) > most_searched;
-    // Plans of more layers or more passes of a stage are not made: each takes some tenths of a second.
+    // Plans of more layers or more passes of a stage are not made: each takes some tenths of a second. All
+    // actions that are counted take less than one.
     constexpr std::int64_t most_layers = 1 << 14;
+    std::int64_t most_actions = 1 << 19;
     const auto plan_of = [&](std::int64_t count, std::int64_t micro_batches,
                              std::int64_t most_passes) -> std::optional<RunPlan> {
         const std::int64_t all_layers = saturated_product(count, kinds);
         if (all_layers > most_layers || all_layers / stages > most_passes / micro_batches)
             return std::nullopt;
-        return plan_of_messages(whole, count, micro_batch, micro_batches);
+        return plan_of_messages(whole, count, micro_batch, micro_batches, most_actions);
     };
     if (std::optional<RunPlan> plan = plan_of(layers, all, counted_whole)) return plan;
+    most_actions = 1 << 18;
 
     // If `turn` is added to the count of layers, every chunk begins with the same kind of layer as before.
     const std::int64_t every = spec.recompute.kind == RecomputeKind::none ? 1 : spec.recompute.every;

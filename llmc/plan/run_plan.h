@@ -15,7 +15,7 @@
 #include "llmc/data/samples.h"
 #include "llmc/device/ops.h"
 #include "llmc/model/model.h"
-#include "llmc/model/recompute.h"
+#include "llmc/model/part_lists.h"
 #include "llmc/parallel/mesh.h"
 #include "llmc/parallel/pipeline/pipeline_schedule.h"
 #include "llmc/parallel/step/activations.h"

@@ -8,22 +8,30 @@
 #include "llmc/io/files.h"
 #include "llmc/io/model_files.h"
 #include "llmc/train/command_line.h"
+#include "llmc/train/outputs.h"
 
 namespace llmc {
 
 namespace fs = std::filesystem;
 
 Checkpointer::Checkpointer(PreparedRun& run) : run_(run) {
-    if (run.checkpoint && plain_path(run.checkpoint->directory).parent_path() == plain_path(run.out_dir))
+    if (run.checkpoint && is_of_run(run.checkpoint->directory, run.out_dir))
         last_ = run.checkpoint->directory;
 }
 
-fs::path Checkpointer::save_in(const fs::path& folder) {
+fs::path Checkpointer::save_in(const fs::path& folder, const std::optional<Validation>& validation) {
     Trainer& trainer = *run_.trainer;
     run_.session.console().doing("saving", 0);
     trainer.require_finite();
-    return save_checkpoint(folder, run_.identity, run_.lineage, trainer.progress(), to_json(run_.options),
-                           trainer.algorithms(), trainer.store(), trainer.transfer());
+    try {
+        return save_checkpoint(folder, run_.identity, run_.lineage, trainer.progress(), to_json(run_.options),
+                               trainer.algorithms(), trainer.store(), trainer.transfer(), validation);
+    } catch (const UserError& fault) {
+        const bool has_earlier = !last_.empty() || !best_.empty() || run_.checkpoint;
+        user_error("{}; make room, and {}", fault.what(),
+                   has_earlier ? "continue with --resume: the earlier checkpoints are whole"
+                               : "start again: there is no earlier checkpoint");
+    }
 }
 
 void Checkpointer::save() {
@@ -31,9 +39,9 @@ void Checkpointer::save() {
     run_.trainer->saved();
 }
 
-void Checkpointer::save_best() {
+void Checkpointer::save_best(double validation_loss) {
     const fs::path folder = run_.out_dir / best_folder;
-    best_ = save_in(folder);
+    best_ = save_in(folder, Validation{validation_loss, run_.validation->fingerprint});
     if (run_.is_rank_zero()) remove_checkpoints(folder, best_);
 }
 

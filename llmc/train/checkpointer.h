@@ -4,7 +4,9 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 
+#include "llmc/io/checkpoint.h"
 #include "llmc/train/prepared_run.h"
 
 namespace llmc {
@@ -17,8 +19,9 @@ class Checkpointer {
     // A checkpoint of the weights and the optimizer state as they are. UserError if a number is not finite,
     // or a file cannot be written; earlier checkpoints stay. All ranks call save() and export_weights().
     void save();
-    // The same checkpoint in the folder `best` of the run, in the place of the one there.
-    void save_best();
+    // The same checkpoint in the folder `best` of the run, in the place of the one there, with the loss of its
+    // validation.
+    void save_best(double validation_loss);
     // The file of --export, if one is asked for. If it cannot be written, the error message contains the
     // command that exports the last checkpoint.
     void export_weights();
@@ -29,7 +32,8 @@ class Checkpointer {
     const std::filesystem::path& best() const { return best_; }
 
   private:
-    std::filesystem::path save_in(const std::filesystem::path& folder);
+    std::filesystem::path save_in(const std::filesystem::path& folder,
+                                  const std::optional<Validation>& validation = {});
 
     PreparedRun& run_;
     std::filesystem::path last_, best_;

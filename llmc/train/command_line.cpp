@@ -8,10 +8,11 @@
 #include <cstdlib>
 #include <fstream>
 #include <string>
+#include <system_error>
 #include <vector>
 
+#include "llmc/comm/bootstrap.h"
 #include "llmc/comm/launcher.h"
-#include "llmc/comm/start.h"
 #include "llmc/train/prepared_run.h"
 #include "llmc/train/report.h"
 #include "llmc/train/resume.h"
@@ -119,12 +120,21 @@ std::vector<Suggestion> suggestions(const PreparedRun& run, const Outcome& outco
     const fs::path program = run.session.arguments()[0];
     const fs::path plot = (program.parent_path() / "scripts" / "plot.py").lexically_normal();
     const fs::path drawn = run.options.metrics.empty() ? run.out_dir : fs::path(run.options.metrics);
-    return {
-        {"go on with", fmt::format("{} --steps {}{}", go_on, 2 * outcome.last_step,
-                                   options_that_keep_rate(run.options, outcome.last_step))},
+    std::vector<Suggestion> found;
+    // With --steps 0 the options say nothing about the run's schedule.
+    if (run.options.steps > 0) {
+        found.push_back({"go on with", fmt::format("{} --steps {}{}", go_on, 2 * outcome.last_step,
+                                                   options_that_keep_rate(run.options, outcome.last_step))});
+    }
+    found.push_back(
         {"generate text with", fmt::format("{} --generate --resume {}", shell_word(program.string()),
-                                           shell_word(run.out_dir.string()))},
-        {"draw the loss with", fmt::format("{} {}", shell_word(plot.string()), shell_word(drawn.string()))}};
+                                           shell_word(run.out_dir.string()))});
+    std::error_code ignored;
+    if (fs::exists(plot, ignored)) {  // the program may have been copied elsewhere
+        found.push_back({"draw the loss with",
+                         fmt::format("{} {}", shell_word(plot.string()), shell_word(drawn.string()))});
+    }
+    return found;
 }
 
 }  // namespace llmc

@@ -32,8 +32,8 @@ struct Suggestion {
     std::string purpose, command;
 };
 // The commands to suggest after a run. The first one resumes a stopped run, or continues a finished one to
-// twice as many steps at the last learning rate. After a finished run, others generate text and draw the loss.
-// Empty without a checkpoint.
+// twice as many steps at the last learning rate. (An evaluation has no such command.) After a finished run,
+// others generate text and draw the loss. Empty without a checkpoint.
 std::vector<Suggestion> suggestions(const PreparedRun& run, const Outcome& outcome);
 // The command that exports a checkpoint; empty without one.
 std::string command_to_export(const PreparedRun& run, const std::filesystem::path& checkpoint);

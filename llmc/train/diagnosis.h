@@ -1,5 +1,6 @@
-// Finds the first tensor with a nan or an infinity, for the error that then ends the run. It runs at most
-// once, at the end of a run, so it examines one tensor after the other on the host.
+// Finds what is wrong with the state of a run, for the error that then ends it: the first tensor with a nan
+// or an infinity, or a tensor whose copies on several ranks differ. The search for a nan runs at most once,
+// at the end of a run, so it examines one tensor after the other on the host.
 #pragma once
 
 #include <functional>
@@ -30,5 +31,15 @@ struct ForwardPasses {
 // answer.
 std::string first_non_finite(const RunPlan& plan, const Arenas& arenas, Device& device,
                              const ParameterStore& store, Communicator& ranks, const ForwardPasses& passes);
+
+// Compares state that ranks hold copies of. A difference means faulty memory, a faulty link, or a bug.
+//
+// Finds the first tensor whose copies differ, by hashes of their bytes: "the parameters h.1.mlp.c_fc.weight
+// of rank 2 differ from those of rank 0". Whole tensors are compared over all ranks that hold them, and
+// shards over the ranks with the same shard (of the data-parallel and of the tensor-parallel group). The
+// answer names the ranks that differ from the majority; of two ranks, the later one. All ranks of `world`
+// call it and get the same answer.
+std::optional<std::string> differing_replica(Device& device, const ParameterStore& store,
+                                             Communicator& world);
 
 }  // namespace llmc

@@ -1,15 +1,32 @@
 #include "llmc/train/evaluator.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
-#include <utility>
-#include <vector>
+#include <optional>
+
+#include "llmc/train/outputs.h"
 
 namespace llmc {
 
 Evaluator::Evaluator(PreparedRun& run, Records& records) : run_(run), records_(records) {
-    if (run.data.validation) windows_.emplace(*run.data.validation, run.model().sequence_length);
     for (const auto& [step, loss] : records.earlier_validations()) update_best(loss, step);
-    is_new_best_ = false;
+    if (!run.options.keep_best || !run.trains || !run.is_rank_zero()) return;
+    const std::optional<CheckpointInfo> kept = best_checkpoint(run.out_dir);
+    if (!kept) return;
+    const bool is_of_another = kept->lineage != run.lineage;
+    keeps_best_ = !is_of_another && run.validation && kept->validation &&
+                  kept->validation->windows == run.validation->fingerprint;
+    if (keeps_best_) {
+        kept_loss_ = kept->validation->loss;
+    } else {
+        run.session.console().note(fmt::format(
+            "--keep-best keeps nothing: {} {}; remove it, or choose another --out-dir",
+            kept->directory.string(),
+            is_of_another       ? "is another run's"
+            : !kept->validation ? "does not say on which tokens it was validated"
+                                : "was not validated on the same tokens, so the losses are not comparable"));
+    }
 }
 
 bool Evaluator::is_validation_due(std::int64_t step) const {
@@ -21,14 +38,15 @@ bool Evaluator::is_score_due(std::int64_t step) const {
 }
 
 void Evaluator::update_best(double loss, std::int64_t step) {
-    if (best_ && loss >= best_->loss) return;
-    best_ = BestLoss{loss, step};
-    is_new_best_ = true;
+    if (!best_ || loss < best_->loss) best_ = BestLoss{loss, step};
 }
 
-bool Evaluator::found_best() {
-    const bool is_new = std::exchange(is_new_best_, false);
-    return on_any_rank(run_.session.world(), run_.is_rank_zero() && is_new);
+bool Evaluator::is_best(const std::optional<double>& loss) {
+    if (!loss || !run_.trains) return false;
+    const bool here = keeps_best_ && (!kept_loss_ || *loss < *kept_loss_);
+    const bool is_best = on_any_rank(run_.session.world(), run_.is_rank_zero() && here);
+    if (is_best) kept_loss_ = loss;
+    return is_best;
 }
 
 // Shows the progress of a long evaluation, and cancels it when the run is asked to stop.
@@ -40,11 +58,9 @@ Watch Evaluator::watch(std::string_view doing) {
 }
 
 std::optional<double> Evaluator::validate() {
-    if (!windows_) return std::nullopt;
-    const std::int64_t some = run_.options.val_batches * run_.plan.global_sequences();
-    const std::int64_t all = windows_->windows();
+    if (!run_.validation) return std::nullopt;
     const auto loss =
-        run_.trainer->validate(*windows_, some == 0 ? all : std::min(some, all), watch("validating"));
+        run_.trainer->validate(run_.validation->windows, run_.validation->count, watch("validating"));
     if (loss) update_best(*loss, run_.trainer->progress().step);
     return loss;
 }
@@ -59,7 +75,7 @@ std::optional<HellaSwagScore> Evaluator::score() {
     return run_.hellaswag->score(*losses);
 }
 
-void Evaluator::evaluate_given_weights() {
+std::optional<double> Evaluator::evaluate_given_weights() {
     HostCommunicator& world = run_.session.world();
     Console& console = run_.session.console();
     const Progress& progress = run_.trainer->progress();
@@ -82,6 +98,7 @@ void Evaluator::evaluate_given_weights() {
         }
     }
     if (!run_.trains) records_.write_evaluation(progress.step, run_.trainer->tokens(), loss, accuracy);
+    return loss;
 }
 
 void Evaluator::evaluate(StepMetrics& step) {

@@ -22,14 +22,16 @@ class Evaluator {
     // Called before the first step. Evaluates given weights, or makes up for an evaluation that is missing in
     // the metrics because an earlier run was stopped. Prints and records the results. All ranks call this and
     // evaluate().
-    void evaluate_given_weights();
+    // Returns the validation loss, if it validates.
+    std::optional<double> evaluate_given_weights();
     // Called after a step: adds the results of the evaluations that are due to its metrics. Does nothing once
     // the run was asked to stop.
     void evaluate(StepMetrics& step);
 
-    // Whether a validation since the last call had the lowest loss so far. All ranks call it and receive rank
-    // 0's answer, because only rank 0 knows the validations of earlier runs.
-    bool found_best();
+    // Whether a validation has a lower loss than the checkpoint of --keep-best, which is to be saved then. All ranks
+    // call it and receive rank 0's answer, because only rank 0 reads that checkpoint. False without a loss, and if
+    // the run trains nothing.
+    bool is_best(const std::optional<double>& loss);
     // The lowest validation loss so far, including those that earlier runs wrote to the same metrics file.
     const std::optional<BestLoss>& best() const { return best_; }
 
@@ -44,9 +46,10 @@ class Evaluator {
 
     PreparedRun& run_;
     Records& records_;
-    std::optional<ValidationWindows> windows_;
     std::optional<BestLoss> best_;
-    bool is_new_best_ = false;
+    // On rank 0: whether losses are comparable with that of the checkpoint of --keep-best, if there is one.
+    bool keeps_best_ = true;
+    std::optional<double> kept_loss_;  // that of the checkpoint of --keep-best, if it is known on rank 0
 };
 
 }  // namespace llmc

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "llmc/core/error.h"
+#include "llmc/core/standard_streams.h"
 #include "llmc/core/text.h"
 #include "llmc/core/version.h"
 #include "llmc/data/tokenizer.h"
@@ -127,10 +128,7 @@ void settle_batch_of_generation(Options& options, const Mesh& mesh) {
     options.global_batch_tokens = options.sequence_length() * mesh.data_ranks() * mesh.pipeline;
 }
 
-void say_beside_text(std::string_view line) {
-    fmt::print(stderr, "{}\n", line);
-    std::fflush(stderr);
-}
+void say_beside_text(std::string_view line) { write_error(fmt::format("{}\n", line)); }
 
 bool Sampler::is_due(std::int64_t step) const {
     return step < run_.options.steps && llmc::is_due(run_.options.sample_every, step);
@@ -163,7 +161,7 @@ void generate_text(PreparedRun& run) {
         const std::string weights =
             run.checkpoint
                 ? fmt::format("{} after step {}", run.checkpoint->directory.string(), trainer.progress().step)
-                : run.options.init;
+                : run.options.weights;
         say_beside_text(fmt::format("train_gpt {}: {}, {} parameters, {}, {}", version(), weights,
                                     grouped(count_parameters(run.model())), name_of(run.plan.spec.dtype),
                                     run.device().description()));

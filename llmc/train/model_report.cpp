@@ -1,5 +1,4 @@
-#include "llmc/train/model_report.h"
-
+// --print-model: the model of a run as text (report.h).
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -80,6 +79,7 @@ class ModelText {
 
     void add_part(const Model::Run& run, std::size_t place, std::int64_t layer, const PartLists& lists) {
         const Part& part = run.parts[place];
+        is_layer_ = run.is_layer;
         const bool is_one = part.name.find("{}") == std::string::npos;
         add("\n{}\n",
             is_one ? part.name : fmt::format(fmt::runtime(part.name), numbers_of(run, place, layer)));
@@ -90,9 +90,12 @@ class ModelText {
         // The backward pass of losses includes their forward pass.
         const std::uint64_t forward = bytes_sent(lists.forward);
         const std::uint64_t backward = bytes_sent(lists.backward) - (part.makes_losses() ? forward : 0);
-        add("  keeps {} per sequence; with --recompute selective {}, with block {}",
-            human_bytes(kept(lists, RecomputeKind::none)), human_bytes(kept(lists, RecomputeKind::selective)),
-            human_bytes(kept(lists, RecomputeKind::block)));
+        add("  keeps {} per sequence", human_bytes(kept(lists, RecomputeKind::none)));
+        if (is_layer_) {
+            add("; with --recompute selective {}, with block {}",
+                human_bytes(kept(lists, RecomputeKind::selective)),
+                human_bytes(kept(lists, RecomputeKind::block)));
+        }
         if (forward + backward > 0)
             add("; sends {} forward and {} backward per sequence to its tensor-parallel group",
                 human_bytes(forward), human_bytes(backward));
@@ -187,11 +190,10 @@ class ModelText {
     }
 
     // The column `for backward`; empty if the backward pass does not need the value.
-    static std::string_view kept_or_recomputed(const Part& part, const Node& node, int value,
-                                               const PartLists& lists) {
+    std::string_view kept_or_recomputed(const Part& part, const Node& node, int value,
+                                        const PartLists& lists) const {
         const auto kept = std::ranges::find(lists.kept, value, &PartBuffer::value);
-        if (kept != lists.kept.end())
-            return kept->is_cheap && !part.makes_losses() ? "kept or recomputed" : "kept";
+        if (kept != lists.kept.end()) return kept->is_cheap && is_layer_ ? "kept or recomputed" : "kept";
         const auto writes_it = [&](const ListOperand& operand) {
             return operand.access == Access::write && operand.storage >= 0 &&
                    lists.storages[static_cast<std::size_t>(operand.storage)] == part.value(value).name;
@@ -199,14 +201,14 @@ class ModelText {
         const bool is_remade = std::ranges::any_of(lists.backward, [&](const ListCall& call) {
             return call.node == &node && std::ranges::any_of(call.operands, writes_it);
         });
-        return is_remade && !part.makes_losses() ? "recomputed" : "";
+        return is_remade && is_layer_ ? "recomputed" : "";
     }
 
     std::int64_t kept(const PartLists& lists, RecomputeKind kind) const {
         std::int64_t bytes = 0;
         for (std::size_t i = 0; i < lists.kept.size(); ++i) {
             const PartBuffer& buffer = lists.kept[i];
-            if (lists.is_kept(i, lists.part->makes_losses() ? RecomputeKind::none : kind))
+            if (lists.is_kept(i, kind))
                 bytes =
                     saturated_sum(bytes, saturated_product(buffer.shape.elements(),
                                                            static_cast<std::int64_t>(size_of(buffer.dtype))));
@@ -217,7 +219,8 @@ class ModelText {
     const RunSpec& spec_;
     PartSizes sizes_;
     Outline outline_;
-    std::set<int> shown_;  // units
+    std::set<int> shown_;    // units
+    bool is_layer_ = false;  // the part that is printed; only layers recompute
     std::string text_;
 };
 

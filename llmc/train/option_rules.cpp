@@ -1,4 +1,4 @@
-#include "llmc/train/option_rules.h"
+#include "llmc/train/settings.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -13,13 +13,14 @@
 
 #include "llmc/core/error.h"
 #include "llmc/core/tensor.h"
-#include "llmc/parallel/mesh_sizes.h"
+#include "llmc/parallel/mesh.h"
 #include "llmc/train/generate.h"
-#include "llmc/train/setting_values.h"
 
 namespace llmc {
 
 namespace {
+
+constexpr std::int64_t usual_batch = 24;  // sequences
 
 Sharding asked_sharding(const Options& o) { return {.stage = static_cast<int>(o.zero_stage)}; }
 
@@ -102,7 +103,8 @@ void resolve(Options& o) {
     // Limits the sequence length so that the product below fits in 64 bits. The plan refuses longer sequences
     // later.
     constexpr std::int64_t longest = std::int64_t{1} << 40;
-    o.global_batch_tokens = o.global_batch_tokens.value_or(24 * std::min(o.sequence_length(), longest));
+    o.global_batch_tokens =
+        o.global_batch_tokens.value_or(usual_batch * std::min(o.sequence_length(), longest));
     o.learning_rate = o.learning_rate.value_or(named_model(o.model).learning_rate);
     constexpr std::int64_t usual_warmup = 100;
     const std::int64_t warmup = o.steps > 0 ? std::min(usual_warmup, o.steps / 10) : usual_warmup;
@@ -141,6 +143,10 @@ void check_ranges(const Options& o) {
         if (prints) user_error("{} and {} cannot be combined; leave one out", prints, option);
         prints = option;
     }
+    for (const char* unused : {"metrics", "export", "init", "resume"}) {
+        if (o.pipeline_timeline && o.steps == 0 && o.given.contains(unused))
+            user_error("--{}: --pipeline-timeline with --steps 0 only draws; leave one of them out", unused);
+    }
     if (o.recompute_every) {
         require_range<std::int64_t>("recompute-every", *o.recompute_every, 1,
                                     std::clamp<std::int64_t>(o.layers(), 1, many));
@@ -166,6 +172,9 @@ void check_ranges(const Options& o) {
     require_range<std::int64_t>("log-every", o.log_every, 1, many);
     if (o.overwrite && o.out_dir.empty())
         user_error("--overwrite needs --out-dir, the run to replace; leave it out");
+    if (o.overwrite && o.steps == 0)
+        user_error(
+            "--overwrite replaces a run by a new one, and --steps 0 trains none; leave one of them out");
     if (o.keep_best && o.val_every == 0)
         user_error("--keep-best needs validations during training; give --val-every 1 or more");
     // An --eval-hellaswag from a configuration file is for that file's training, and is ignored here.
@@ -176,9 +185,7 @@ void check_ranges(const Options& o) {
     }
 }
 
-bool Options::plans_only() const {
-    return print_model || print_step || (pipeline_timeline && steps == 0 && !uses_weights());
-}
+bool Options::plans_only() const { return print_model || print_step || (pipeline_timeline && steps == 0); }
 
 bool Options::uses_weights() const {
     return steps > 0 || generate || (resume && !resume_if_any) || !init.empty() || !export_file.empty();
@@ -311,15 +318,21 @@ bool has_shared_units(const Model& model) {
 
 void settle_batch(Options& o, int processes) {
     const std::int64_t of_replica = o.pipeline_parallel * o.tensor_parallel;
-    if (o.is_given("global-batch-tokens") || o.generate || processes % of_replica != 0 ||
-        o.sequence_length() < 1)
-        return;
+    if (o.generate || processes % of_replica != 0 || o.sequence_length() < 1) return;
     const std::int64_t usual = *o.global_batch_tokens / o.sequence_length();
     // The interleaved schedule needs a multiple of the stages.
     const std::int64_t stages = o.chunks_of_stage() > 1 ? o.pipeline_parallel : 1;
-    const std::int64_t group =
-        saturated_product(processes / of_replica * stages, o.micro_batch_size.value_or(1));
-    const std::int64_t batch = usual / group * group + (usual % group == 0 ? 0 : group);
+    const auto group_of = [&](std::int64_t micro_batch) {
+        return saturated_product(processes / of_replica * stages, micro_batch);
+    };
+    // The micro-batch of a run that goes on here may not fit this mesh.
+    const bool was_elsewhere = o.inherited.contains("micro-batch-size") && o.micro_batch_size.value_or(0) > 0;
+    if (was_elsewhere && usual % group_of(*o.micro_batch_size) != 0) o.micro_batch_size.reset();
+    if (o.was_chosen("global-batch-tokens")) return;
+    const std::int64_t group = group_of(o.micro_batch_size.value_or(1));
+    // The batch of a run that goes on here may have grown for another mesh.
+    const std::int64_t base = usual % group == 0 ? usual : usual_batch;
+    const std::int64_t batch = base / group * group + (base % group == 0 ? 0 : group);
     const std::int64_t tokens = saturated_product(batch, o.sequence_length());
     // Larger batches are refused later, by the size that makes them so large.
     constexpr std::int64_t most = std::int64_t{1} << 40;
@@ -365,6 +378,10 @@ void settle_device(Options& o, DeviceKind device) {
     if (o.dtype != "bf16" && o.stochastic_rounding) {
         user_error("--stochastic-rounding rounds weights to bf16, but --dtype is {}; try --dtype bf16",
                    o.dtype);
+    }
+    if (!cuda) {  // a run on GPUs may go on here
+        if (o.inherited.contains("attention")) o.attention = Options().attention;
+        if (o.inherited.contains("tf32")) o.tf32 = Options().tf32;
     }
     const auto of_gpus = [&](bool given, const char* option) {
         if (given && !cuda)

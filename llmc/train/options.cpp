@@ -8,6 +8,7 @@
 #include <array>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <type_traits>
 #include <vector>
 
@@ -17,7 +18,6 @@
 #include "llmc/core/version.h"
 #include "llmc/train/config_file.h"
 #include "llmc/train/generate.h"
-#include "llmc/train/option_rules.h"
 #include "llmc/train/resume.h"
 #include "llmc/train/settings.h"
 #include "llmc/train/terminal.h"
@@ -164,6 +164,24 @@ void apply_config(CLI::App& app, Options& options, std::span<const RemovedOption
     ignore_settings_without_effect(options);
 }
 
+// The arguments in reverse, as CLI11 takes them. An option with an empty value, "--name=", becomes two arguments:
+// CLI11 would take the next argument for its value.
+std::vector<std::string> reversed_arguments(const CLI::App& app, int argc, const char* const* argv) {
+    std::vector<std::string> arguments;
+    for (const std::string argument : std::span(argv, static_cast<std::size_t>(argc)).subspan(1)) {
+        const CLI::Option* option = argument.ends_with('=')
+                                        ? app.get_option_no_throw(argument.substr(0, argument.size() - 1))
+                                        : nullptr;
+        if (option != nullptr && option->get_items_expected_min() > 0) {
+            arguments.insert(arguments.end(), {argument.substr(0, argument.size() - 1), ""});
+        } else {
+            arguments.push_back(argument);
+        }
+    }
+    std::ranges::reverse(arguments);
+    return arguments;
+}
+
 // A script may call --resume "$CHECKPOINT" with an empty variable. That must not resume from another
 // checkpoint.
 void refuse_empty_resume(const std::vector<std::string>& arguments) {
@@ -195,9 +213,9 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::str
         "  Standard output has the text only; everything else goes to standard error. After --seq-len\n"
         "  tokens, the model continues from the later half of them.\n\n"
         "Signals:\n"
-        "  After Ctrl-C (SIGINT), SIGUSR1 or SIGTERM the program finishes the step, saves a checkpoint and\n"
-        "  prints the command that continues the run. A second signal ends it at once. Under mpirun, Ctrl-C\n"
-        "  and SIGTERM end it at once; SIGUSR1 to mpirun stops it in order.\n\n"
+        "  After Ctrl-C (SIGINT), SIGHUP (a closed terminal), SIGUSR1 or SIGTERM the program finishes its\n"
+        "  step, saves a checkpoint and prints the command that continues the run. A second signal ends it\n"
+        "  at once. Under mpirun, all but SIGUSR1 end it at once; SIGUSR1 to mpirun stops it in order.\n\n"
         "Processes:\n"
         "  --processes N starts N processes on this machine; mpirun starts them on several machines. Other\n"
         "  launchers (torchrun, Slurm, a shell) set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; the\n"
@@ -205,7 +223,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::str
         "Exit status:\n"
         "  0   success\n"
         "  1   error; one line on standard error says what, why, and what to do\n"
-        "  75  stopped by a signal after saving; --resume continues (for schedulers: requeue)\n");
+        "  75  stopped by a signal; all that was trained is saved, and --resume-if-any goes on\n");
     app.set_version_flag("--version",
                          fmt::format("train_gpt {} (commit {})\nGPUs: {}", version(), commit(), gpu_part()),
                          "Print the version and which GPUs it was compiled for, and exit")
@@ -216,8 +234,8 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::str
     CLI::Option* resume_option =
         app.add_option(
                "--resume", resume,
-               as_help("Continue from a checkpoint or a run in DIR (default: the newest run in --out-dir "
-                       "or runs/)"))
+               as_help("Continue from a checkpoint or a run in DIR (default: the run in --out-dir, the "
+                       "run of --config, or the newest in runs/)"))
             ->expected(0, 1)
             ->configurable(false)
             ->option_text("[DIR]")
@@ -254,7 +272,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::str
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
 
     try {
-        app.parse(argc, argv);
+        app.parse(reversed_arguments(app, argc, argv));
     } catch (const CLI::CallForHelp&) {
         text = app.help();
         return std::nullopt;
@@ -287,17 +305,21 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::str
         if (options.resume) user_error("--resume-if-any and --resume are both given; leave one of them out");
         options.resume = "";
     }
-    if (options.overwrite && options.resume)
-        user_error("--overwrite replaces a run, and --resume continues it; leave one of them out");
+    if (options.overwrite && options.resume) {
+        user_error("--overwrite replaces a run, and --resume{} continues it; leave one of them out",
+                   options.resume_if_any ? "-if-any" : "");
+    }
     if (options.quiet && options.verbose)
         user_error("--quiet and --verbose are both given; leave one of them out");
     try {
         settle_resume(options);
-        if (options.resume && !options.generate) settle_from_checkpoint(options);
-        if (!options.resume) settle_init(options);
+        std::optional<CheckpointInfo> resumed;
+        if (options.resume && !options.generate) resumed = settle_from_checkpoint(options);
+        if (!resumed && !(options.resume && options.generate)) settle_init(options);
         if (options.generate) settle_generation(options);
         resolve(options);
         check_ranges(options);
+        if (resumed) require_same_model(*resumed, options);
     } catch (const UserError& fault) {
         throw UserError(with_place(options, fault.what()));
     }
@@ -308,7 +330,9 @@ std::string with_place(const Options& options, std::string_view error) {
     if (!error.starts_with("--")) return std::string(error);
     const std::string_view name = error.substr(2, error.find_first_of(" :=", 2) - 2);
     const auto place = options.lines.find(name);
-    if (place == options.lines.end()) return std::string(error);
+    const bool is_kept = options.inherited.contains(name) && !options.given.contains(name);
+    if (place == options.lines.end())
+        return is_kept ? fmt::format("{} (--{} is that of the checkpoint)", error, name) : std::string(error);
     return fmt::format("{}, line {}: {}", options.config_file, place->second, error);
 }
 
@@ -332,7 +356,7 @@ std::string to_toml(const Options& options) {
         options, [&](const char* title) { text += fmt::format("\n# -- {}\n", title); },
         [&](const char* name, const auto& value, const Help&, const Choices&) {
             if (is_unset(value)) return;
-            const std::string_view mark = options.is_given(name) ? "" : "# ";
+            const std::string_view mark = options.was_chosen(name) ? "" : "# ";
             if constexpr (is_text<std::decay_t<decltype(value)>>) {
                 text += fmt::format("{}{} = {}\n", mark, name, as_config_text(value));
             } else {

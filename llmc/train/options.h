@@ -16,7 +16,7 @@
 #include "llmc/core/dtype.h"
 #include "llmc/device/device.h"
 #include "llmc/model/family.h"
-#include "llmc/model/recompute.h"
+#include "llmc/model/part_lists.h"
 #include "llmc/optim/schedule.h"
 #include "llmc/parallel/mesh.h"
 #include "llmc/parallel/pipeline/pipeline_schedule.h"
@@ -114,11 +114,19 @@ struct Options {
     std::string config_file;                        // as given to --config
     std::map<std::string, int, std::less<>> lines;  // the settings in config_file, each with its line number
     std::vector<std::string> notes;                 // to print: settings that are ignored or change nothing
-    std::set<std::string, std::less<>> inherited;   // from the checkpoint of --resume or --init (resume.h)
+    // From the checkpoint of --resume or --init (resume.h); true if the configuration of its run gave it.
+    std::map<std::string, bool, std::less<>> inherited;
     // Whether a setting was given, directly or by a checkpoint. All others have defaults.
     bool is_given(std::string_view name) const {
         return given.contains(name) || lines.contains(name) || inherited.contains(name);
     }
+    // Whether somebody gave a setting, to this run or to the one that it continues.
+    bool was_chosen(std::string_view name) const {
+        const auto earlier = inherited.find(name);
+        return given.contains(name) || lines.contains(name) ||
+               (earlier != inherited.end() && earlier->second);
+    }
+    std::string weights;                // the file or the checkpoint that --init means
     std::optional<std::string> resume;  // a checkpoint's directory; empty means the newest in out_dir
     bool resume_if_any = false;         // like an empty `resume`, but without a run to resume it begins one
     bool overwrite = false;             // begin a new run in the place of the one in out_dir

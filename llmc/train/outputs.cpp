@@ -4,6 +4,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
 #include <ctime>
 #include <iterator>
 #include <optional>
@@ -16,6 +19,7 @@
 #include "llmc/io/files.h"
 #include "llmc/io/metrics.h"
 #include "llmc/train/algorithms.h"
+#include "llmc/train/config_file.h"
 #include "llmc/train/pipeline_report.h"
 
 namespace llmc {
@@ -31,36 +35,51 @@ bool same_file(const fs::path& a, const fs::path& b) {
     return fs::weakly_canonical(a, ignored) == fs::weakly_canonical(b, ignored);
 }
 
-// Whether the run itself uses this path: as its directory or a parent of it, run.json, config.toml, or a
-// checkpoint.
-bool is_own_place(const fs::path& file, const fs::path& out_dir) {
-    const fs::path folder = plain_path(out_dir), path = plain_path(file);
-    const auto [rest, rest_of_folder] = std::ranges::mismatch(path, folder);
-    if (rest == path.end()) return true;
-    if (rest_of_folder == folder.end() && is_checkpoint_name(rest->string())) return true;
-    return path.parent_path().filename().string().starts_with("checkpoint-") ||
-           same_file(file, out_dir / "run.json") || same_file(file, out_dir / "config.toml");
-}
-
-// Whether a directory holds a run's record or configuration.
-bool holds_run(const fs::path& out_dir) {
-    std::error_code ignored;
-    return fs::is_regular_file(out_dir / "run.json", ignored) ||
-           fs::is_regular_file(out_dir / "config.toml", ignored);
-}
+constexpr const char* metrics_name = "metrics.jsonl";
 
 // The files that a run writes about itself.
 std::vector<std::string> names_of_records() {
     std::vector<std::string> names = pipeline_files();
-    for (const char* name : {"run.json", "config.toml", "metrics.jsonl", algorithms_file})
-        names.push_back(name);
+    for (const char* name : {"run.json", "config.toml", metrics_name, algorithms_file})
+        names.emplace_back(name);
     return names;
+}
+
+// Whether a run uses this path: this run, as its directory or a parent of it, or any run, as one of its records
+// or a checkpoint. Links count as what they lead to.
+// The metrics of a run are such a record, but metrics may take their place: they are kept (metrics.h).
+bool is_place_of_run(const fs::path& file, const fs::path& out_dir, bool are_metrics) {
+    std::error_code ignored;
+    const fs::path folder = fs::weakly_canonical(plain_path(out_dir), ignored),
+                   path = fs::weakly_canonical(plain_path(file), ignored);
+    const auto [rest, rest_of_folder] = std::ranges::mismatch(path, folder);
+    if (rest == path.end()) return true;
+    if (rest_of_folder == folder.end() &&
+        (is_checkpoint_name(rest->string()) || path == folder / best_folder))
+        return true;
+    if (path.parent_path().filename().string().starts_with("checkpoint-")) return true;
+    const std::vector<std::string> records = names_of_records();
+    if (std::ranges::find(records, path.filename().string()) == records.end()) return false;
+    if (are_metrics && path.filename() == metrics_name) return false;
+    return same_file(path.parent_path(), out_dir) || holds_run(path.parent_path());
+}
+
+// Whether the last run here was started with --steps 0: it had nothing to train.
+bool only_evaluated(const fs::path& out_dir) {
+    try {
+        const std::vector<ConfigSetting> settings = read_config_file((out_dir / "config.toml").string());
+        return std::ranges::any_of(settings, [](const ConfigSetting& setting) {
+            return setting.name == "steps" && setting.value == "0";
+        });
+    } catch (const UserError&) {
+        return false;
+    }
 }
 
 // The parent directory of runs without --out-dir.
 constexpr const char* all_runs = "runs";
 
-// The run that was started or resumed last.
+// The run that was started or resumed last, except evaluations.
 std::optional<fs::path> newest_run() {
     std::optional<fs::path> newest;
     fs::file_time_type newest_time{};
@@ -69,7 +88,7 @@ std::optional<fs::path> newest_run() {
          entries.increment(error)) {
         std::error_code no_run;
         const fs::file_time_type time = fs::last_write_time(entries->path() / "run.json", no_run);
-        if (no_run || (newest && time <= newest_time)) continue;
+        if (no_run || (newest && time <= newest_time) || only_evaluated(entries->path())) continue;
         newest = entries->path();
         newest_time = time;
     }
@@ -79,17 +98,48 @@ std::optional<fs::path> newest_run() {
 }  // namespace
 
 fs::path metrics_file(const Options& options, const fs::path& out_dir) {
-    return options.metrics.empty() ? out_dir / "metrics.jsonl" : fs::path(options.metrics);
+    return options.metrics.empty() ? out_dir / metrics_name : fs::path(options.metrics);
 }
 
-fs::path run_with(const fs::path& checkpoints) {
-    return checkpoints.filename() == best_folder ? checkpoints.parent_path() : checkpoints;
+fs::path directory_of_run(const fs::path& checkpoint) {
+    const auto is_best = [](const fs::path& folder) {
+        return folder.filename() == best_folder && !holds_run(folder) && holds_run(folder.parent_path());
+    };
+    const fs::path folder = plain_path(checkpoint).parent_path();
+    std::error_code ignored;
+    const fs::path real = fs::weakly_canonical(folder, ignored);  // a link may lead to the folder `best`
+    const fs::path run = is_best(folder) ? folder.parent_path() : is_best(real) ? real.parent_path() : folder;
+    return checkpoint.is_absolute() ? run : run.lexically_relative(fs::current_path());
+}
+
+bool is_of_run(const fs::path& checkpoint, const fs::path& out_dir) {
+    return same_file(directory_of_run(checkpoint), out_dir);
+}
+
+std::optional<CheckpointInfo> best_checkpoint(const fs::path& out_dir) {
+    std::error_code ignored;
+    if (holds_run(out_dir / best_folder)) return std::nullopt;
+    for (const CheckpointInfo& kept : readable_checkpoints(out_dir / best_folder))
+        if (fs::exists(weights_in(kept.directory), ignored)) return kept;
+    return std::nullopt;
+}
+
+std::optional<CheckpointInfo> newest_of_run(const fs::path& out_dir, const std::optional<std::string>& run) {
+    std::optional<CheckpointInfo> newest = newest_checkpoint(out_dir, run), best;
+    try {
+        if (!holds_run(out_dir / best_folder)) best = newest_checkpoint(out_dir / best_folder, run);
+    } catch (const UserError&) {
+        if (!newest) throw;
+    }
+    const bool is_newer =
+        best &&
+        (!newest || (best->saved_at > newest->saved_at && best->progress.step != newest->progress.step));
+    return is_newer ? best : newest;
 }
 
 fs::path choose_out_dir(const Options& options) {
     if (!options.out_dir.empty()) return options.out_dir;
-    if (options.resume && !options.resume->empty())
-        return run_with(plain_path(*options.resume).parent_path());
+    if (options.resume && !options.resume->empty()) return directory_of_run(*options.resume);
     if (options.resume) {
         if (const auto newest = newest_run()) return *newest;
     }
@@ -108,11 +158,22 @@ fs::path claim_directory(const fs::path& name) {
 
 Writes what_is_written(const Options& options, const fs::path& out_dir, bool trains, bool has_checkpoint) {
     if (trains) return {};
-    const bool names_out_dir = !options.out_dir.empty();
+    // A checkpoint that is resumed also sets out_dir, but nobody named that place now.
+    const bool names_out_dir = options.given.contains("out-dir") || options.lines.contains("out-dir");
+    const bool names_file = !options.metrics.empty();
+    // Without given weights it is only a plan, which leaves no record, and nothing in the directory of a run.
+    const bool evaluates = has_checkpoint || !options.init.empty();
+    const bool is_free = !holds_run(out_dir);
     return {.checkpoints = false,
-            .record = names_out_dir && !(has_checkpoint && holds_run(out_dir)),
-            .metrics = (names_out_dir || !options.metrics.empty()) &&
+            .record = names_out_dir && evaluates && (is_free || !has_checkpoint),
+            .metrics = (names_file || (names_out_dir && (evaluates || is_free))) &&
                        !(has_checkpoint && holds_steps(metrics_file(options, out_dir)))};
+}
+
+bool holds_run(const fs::path& out_dir) {
+    std::error_code ignored;
+    return fs::is_regular_file(out_dir / "run.json", ignored) ||
+           fs::is_regular_file(out_dir / "config.toml", ignored);
 }
 
 bool holds_records(const Options& options, const fs::path& out_dir) {
@@ -129,43 +190,122 @@ std::string records_stay(const Options& options, const fs::path& out_dir, const 
     return text;
 }
 
+void require_no_checkpoint(const fs::path& out_dir) {
+    std::error_code ignored;
+    if (is_checkpoint_name(plain_path(out_dir).filename().string()) &&
+        fs::exists(weights_in(out_dir), ignored) && fs::is_directory(out_dir, ignored)) {
+        user_error("--out-dir: {} is a checkpoint; name the directory of a run, or one that does not exist",
+                   out_dir.string());
+    }
+    const bool is_best = plain_path(out_dir).filename() == best_folder && !holds_run(out_dir);
+    if (is_best && holds_run(plain_path(out_dir).parent_path())) {
+        user_error("--out-dir: {} is for the best checkpoint of the run above it; choose another --out-dir",
+                   out_dir.string());
+    }
+}
+
 void require_no_other_run(const Options& options, const fs::path& out_dir, const Writes& writes,
                           const CheckpointInfo* resumed) {
     // A new run without --out-dir gets a directory of its own (claim_directory).
     const bool is_own = options.out_dir.empty() && resumed == nullptr;
-    if (options.overwrite || is_own || !(writes.checkpoints || writes.record)) return;
-    if (resumed != nullptr && run_with(plain_path(resumed->directory).parent_path()) == plain_path(out_dir))
-        return;
+    const bool writes_here =
+        writes.checkpoints || writes.record || (writes.metrics && options.metrics.empty());
+    if (is_own || !writes_here) return;
+    require_no_checkpoint(out_dir);
+    if (options.overwrite) return;
+    if (resumed != nullptr && is_of_run(resumed->directory, out_dir)) return;
     std::optional<CheckpointInfo> newest;
     bool is_damaged = false;
     try {
-        newest = newest_checkpoint(out_dir, std::nullopt);
+        newest = newest_of_run(out_dir, std::nullopt);
     } catch (const UserError&) {
         is_damaged = true;
     }
+    const std::int64_t steps =
+        std::max(last_step(out_dir / metrics_name), newest ? newest->progress.step : 0);
     if (!newest && !is_damaged && !holds_run(out_dir)) return;
     if (resumed == nullptr) {
         // --resume-if-any begins a run again that had saved no checkpoint.
-        if (options.resume_if_any) return;
+        if (options.resume_if_any && options.steps > 0) return;
     } else {
+        // A run of `out_dir` that began from the same run goes on there.
         const std::optional<RunRecord> last = read_last_run(out_dir);
-        const bool is_same = newest && newest->lineage == resumed->lineage;
-        if (is_same || (last && !last->began_from.empty() &&
-                        plain_path(last->began_from) == plain_path(resumed->directory)))
+        if (last && !last->branched_from.empty() &&
+            is_of_run(resumed->directory, directory_of_run(last->branched_from)))
             return;
     }
-    const std::int64_t steps =
-        std::max(last_step(out_dir / "metrics.jsonl"), newest ? newest->progress.step : 0);
-    user_error(
-        "--out-dir: {} holds a run of {}; {}choose another --out-dir, or add --overwrite to replace it",
-        out_dir.string(), plural(steps, "step"), resumed == nullptr && newest ? "add --resume, " : "");
+    const std::string_view remedy =
+        resumed != nullptr   ? "choose another --out-dir"
+        : options.steps == 0 ? "choose another --out-dir, or leave it out"
+        : newest             ? "add --resume, choose another --out-dir, or add --overwrite to replace it"
+                             : "choose another --out-dir, or add --overwrite to replace it";
+    user_error("--out-dir: {} holds {} of {}; {}", out_dir.string(),
+               resumed != nullptr ? "another run" : "a run", plural(steps, "step"), remedy);
 }
 
-void remove_run(const fs::path& out_dir) {
+ReplacedRun::ReplacedRun(const fs::path& out_dir) : out_dir_(out_dir) {
+    try {
+        for (const std::string& name : names_of_records()) set_aside(name);
+        for (const fs::path& folder : {fs::path(), fs::path(best_folder)}) {
+            std::error_code ignored;
+            std::vector<fs::path> found;
+            const bool is_others = fs::is_symlink(out_dir / folder, ignored) || holds_run(out_dir / folder);
+            if (!folder.empty() && is_others) continue;  // not made by this run
+            for (const fs::directory_entry& entry : fs::directory_iterator(out_dir / folder, ignored))
+                if (is_checkpoint_name(entry.path().filename().string()) &&
+                    fs::is_directory(entry.symlink_status(ignored)))
+                    found.push_back(folder / entry.path().filename());
+            for (const fs::path& name : found) set_aside(name);
+        }
+    } catch (...) {
+        put_back();
+        throw;
+    }
+}
+
+ReplacedRun::~ReplacedRun() { put_back(); }
+
+void ReplacedRun::set_aside(const fs::path& name) {
+    std::error_code error;
+    if (!fs::exists(fs::symlink_status(out_dir_ / name, error))) return;
+    if (aside_.empty()) {
+        // A folder of its own: an earlier start that was killed may have left one, and the run that is in it.
+        std::string pattern = (out_dir_ / "replaced-run-XXXXXX").string();
+        if (mkdtemp(pattern.data()) == nullptr)
+            user_error("--overwrite: cannot write to {}: {}", out_dir_.string(), std::strerror(errno));
+        aside_ = pattern;
+    }
+    fs::create_directories((aside_ / name).parent_path(), error);
+    if (!error) fs::rename(out_dir_ / name, aside_ / name, error);
+    if (error) user_error("--overwrite: cannot replace {}: {}", (out_dir_ / name).string(), error.message());
+    names_.push_back(name);
+}
+
+void ReplacedRun::put_back() {
     std::error_code ignored;
-    for (const std::string& name : names_of_records()) fs::remove(out_dir / name, ignored);
-    remove_checkpoints(out_dir / best_folder);
-    remove_checkpoints(out_dir);
+    for (const fs::path& name : names_) {
+        fs::remove_all(out_dir_ / name, ignored);  // the new run could not begin
+        fs::rename(aside_ / name, out_dir_ / name, ignored);
+    }
+    names_.clear();
+    remove_empty_folders();
+}
+
+void ReplacedRun::remove() {
+    std::error_code ignored;
+    for (const fs::path& name : names_) fs::remove_all(aside_ / name, ignored);
+    names_.clear();
+    remove_empty_folders();
+    const fs::path best = out_dir_ / best_folder;
+    if (fs::is_directory(fs::symlink_status(best, ignored)))
+        fs::remove(best, ignored);  // only if it is empty
+}
+
+void ReplacedRun::remove_empty_folders() {
+    std::error_code ignored;
+    if (aside_.empty()) return;
+    fs::remove(aside_ / best_folder, ignored);
+    fs::remove(aside_, ignored);
 }
 
 void check_outputs(const Options& options, const fs::path& out_dir, const Writes& writes,
@@ -178,11 +318,9 @@ void check_outputs(const Options& options, const fs::path& out_dir, const Writes
                        file.string(), source.string());
         }
     };
-    const auto refuse_own_files = [&](const char* option, const fs::path& file) {
-        if (is_own_place(file, out_dir) || (!metrics_given && same_file(file, metrics))) {
-            user_error("{}: this run uses the name {} for other results (--out-dir {}); give another name",
-                       option, file.string(), out_dir.string());
-        }
+    const auto refuse_places_of_runs = [&](const char* option, const fs::path& file) {
+        if (is_place_of_run(file, out_dir, option == std::string_view("--metrics")))
+            user_error("{}: {} is for other results of a run; give another name", option, file.string());
     };
 
     if (writes.checkpoints || writes.record) {
@@ -191,22 +329,32 @@ void check_outputs(const Options& options, const fs::path& out_dir, const Writes
         if (options.pipeline_timeline) std::ranges::copy(pipeline_files(), std::back_inserter(names));
         for (const std::string& name : names)
             naming_option("--out-dir", [&] { require_writable_file(out_dir / name); });
+        if (options.keep_best) {
+            const fs::path best = out_dir / best_folder;
+            if (holds_run(best))
+                user_error("--keep-best: {} holds a run of its own; choose another --out-dir", best.string());
+            naming_option("--out-dir", [&] { require_writable_directory(best); });
+        }
     }
     if (writes.metrics) {
         const char* option = metrics_given ? "--metrics" : "--out-dir";
         naming_option(option, [&] { require_writable_file(metrics); });
         for (const std::string& input : inputs) refuse_overwriting(option, metrics, input);
-        for (const std::string& input : {options.init, options.config_file})
+        for (const std::string& input : {options.weights, options.config_file})
             refuse_overwriting(option, metrics, input);
-        if (metrics_given) refuse_own_files(option, metrics);
+        if (metrics_given) refuse_places_of_runs(option, metrics);
     }
     if (options.overwrite && !options.init.empty() && writes.checkpoints) {
-        const fs::path source = plain_path(options.init);
-        const bool is_removed = source.parent_path() == plain_path(out_dir) ||
-                                source.parent_path() == plain_path(out_dir / best_folder);
-        if (is_removed && fs::is_directory(source)) {
+        // A checkpoint, or the weights in one.
+        const fs::path given = fs::weakly_canonical(plain_path(options.weights)),
+                       source = fs::is_directory(given) ? given : given.parent_path();
+        const bool is_removed =
+            is_checkpoint_name(source.filename().string()) &&
+            (same_file(source.parent_path(), out_dir) ||
+             (same_file(source.parent_path(), out_dir / best_folder) && !holds_run(out_dir / best_folder)));
+        if (is_removed) {
             user_error("--overwrite would remove {}, which this run starts from; choose another --out-dir",
-                       options.init);
+                       options.weights);
         }
     }
     const std::uint64_t checkpoint =
@@ -214,7 +362,7 @@ void check_outputs(const Options& options, const fs::path& out_dir, const Writes
     naming_option("--out-dir", [&] { require_space(out_dir, checkpoint); });
     if (!exported.empty()) {
         naming_option("--export", [&] { require_replaceable_file(exported); });
-        refuse_own_files("--export", exported);
+        refuse_places_of_runs("--export", exported);
         // --export may replace the file of --init.
         for (const std::string& input : inputs) refuse_overwriting("--export", exported, input);
         refuse_overwriting("--export", exported, options.config_file);

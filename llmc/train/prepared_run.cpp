@@ -12,16 +12,18 @@
 #include "llmc/core/version.h"
 #include "llmc/data/bpe_files.h"
 #include "llmc/data/tokenizer.h"
+#include "llmc/io/files.h"
 #include "llmc/io/model_files.h"
+#include "llmc/train/command_line.h"
 #include "llmc/train/generate.h"
+#include "llmc/train/outputs.h"
 #include "llmc/train/report.h"
 #include "llmc/train/resume.h"
+#include "llmc/train/stop.h"
 
 namespace llmc {
 
 namespace {
-
-namespace fs = std::filesystem;
 
 RunSpec run_spec(const Options& options, const Mesh& mesh, const Device& device) {
     const ModelChoices named = choices_of(options.model);
@@ -79,48 +81,82 @@ void PreparedRun::plan_memory() {
 }
 
 void PreparedRun::open_files() {
-    if (!options.generate) {
-        data = open_data({.train_data = options.train_data,
-                          .val_data = options.val_data,
-                          .vocabulary = options.vocabulary(),
-                          .sequence_length = options.sequence_length(),
-                          .sequences = plan.global_sequences()});
-    }
-    out_dir = choose_out_dir(options);
     bpe = find_bpe(options.bpe_directory, model().vocabulary);
+    if (!options.generate) open_data_files();
+    out_dir = choose_out_dir(options);
     prompt = encode_prompt(options.prompt, model().vocabulary, encoder());
     open_weights();
     if (!options.generate) open_training_files();
     notes.insert(notes.begin(), options.notes.begin(), options.notes.end());
 }
 
+// A plan of a configuration, such as a recipe's, needs none of the data that the configuration names. Nor does
+// a plan of any batch need that much of the embedded text.
+void PreparedRun::open_data_files() {
+    const auto is_typed = [&](const char* name) { return options.given.contains(name); };
+    try {
+        data = open_data({.train_data = options.train_data,
+                          .val_data = options.val_data,
+                          .vocabulary = options.vocabulary(),
+                          .sequence_length = options.sequence_length(),
+                          .sequences = plan.global_sequences()});
+    } catch (const UserError& fault) {
+        const bool is_plan = options.steps == 0 && !options.uses_weights();
+        const bool lacks_data =
+            dynamic_cast<const MissingFile*>(&fault) != nullptr || options.train_data.empty();
+        if (!is_plan || !lacks_data || is_typed("train-data") || is_typed("val-data")) throw;
+        data = {};
+        lack_of_data = fault.what();
+    }
+    if (data.validation) {
+        ValidationWindows windows(*data.validation, options.sequence_length());
+        const std::int64_t all = windows.windows(), some = options.val_batches * plan.global_sequences();
+        const std::int64_t count = some == 0 ? all : std::min(some, all);
+        std::string fingerprint = is_rank_zero() ? windows.fingerprint(count) : "";
+        validation.emplace(std::move(windows), count, std::move(fingerprint));
+    }
+    // A plan goes on without data on all ranks, if one of them has none.
+    if (options.steps == 0 && on_any_rank(session.world(), !lack_of_data.empty()) && lack_of_data.empty())
+        lack_of_data = "the files of the data are not on all machines";
+}
+
 // Finds and checks the weight file. load_weights() reads the weights later.
 void PreparedRun::open_weights() {
     checkpoint = find_checkpoint(options, out_dir);
+    require_same_step(session.world(), checkpoint ? checkpoint->progress.step : 0);
     if (options.resume && !checkpoint && !options.resume_if_any) {
         user_error("--resume: {}; {}, or give --resume-if-any", why_none_to_resume(),
-                   holds_records(options, out_dir) ? "to begin it again, give --overwrite instead"
-                                                   : "leave it out to begin a run");
+                   holds_records(options, out_dir)
+                       ? fmt::format("to begin it again, give {}--overwrite instead",
+                                     options.out_dir.empty()
+                                         ? fmt::format("--out-dir {} ", shell_word(out_dir.string()))
+                                         : "")
+                       : "leave it out to begin a run");
     }
     if (checkpoint) {
         notes_of_resume = differences(*checkpoint, options);
     } else if (!options.init.empty()) {
         const std::string note = naming_option("--init", [&] {
-            return check_weights(weights_in(options.init), *plan.outline, plan.store.units);
+            return check_weights(weights_in(options.weights), *plan.outline, plan.store.units);
         });
         if (!note.empty()) notes.push_back(note);
     }
 }
 
 void PreparedRun::open_training_files() {
-    const bool is_given_checkpoint = options.resume && !options.resume->empty();
-    trains = options.steps > 0 && !(is_given_checkpoint && checkpoint->progress.step >= options.steps);
+    trains = options.steps > 0 && !(checkpoint && checkpoint->progress.step >= options.steps);
     writes = what_is_written(options, out_dir, trains, checkpoint.has_value());
+    // Machines may see different files. Rank 0 writes, so it decides.
+    for (bool* written : {&writes.checkpoints, &writes.record, &writes.metrics})
+        *written = on_any_rank(session.world(), is_rank_zero() && *written);
     identity = new_run_identity();
     lineage = checkpoint ? checkpoint->lineage : identity;
-    if (!data.note.empty()) notes.insert(notes.begin(), data.note);
-    if (!options.eval_hellaswag.empty())
+    // With --resume-if-any, a checkpoint may be there to evaluate.
+    if (!lack_of_data.empty() && has_given_weights()) user_error("{}", lack_of_data);
+    if (!options.eval_hellaswag.empty() && (trains || has_given_weights()))
         hellaswag.emplace(options.eval_hellaswag, options.eval_examples, model(), encoder());
+    if (!lack_of_data.empty()) notes.push_back(fmt::format("this is only a plan: {}", lack_of_data));
+    if (!data.note.empty()) notes.insert(notes.begin(), data.note);
     if (!bpe && model().vocabulary == gpt2_vocabulary && options.sample_tokens > 0) {
         notes.push_back(
             fmt::format("samples and --prompt are token ids; for text, run `python data/bpe_files.py`, which "
@@ -144,11 +180,13 @@ void PreparedRun::announce() {
     console.header(fmt::format("train_gpt {} (commit {})", version(), commit()), header_rows(*this));
     for (const std::string& note : notes) console.note(note);
     if (!plan.lack.empty()) console.note(plan.lack);
+    if (!has_work() && writes.metrics)
+        console.note(fmt::format("{} is not written", metrics_file(options, out_dir).string()));
     if (options.verbose) console.text(places_text(plan) + "\n");
 }
 
 bool PreparedRun::has_work() const {
-    if (!plan.lack.empty()) return false;
+    if (!plan.lack.empty() || !lack_of_data.empty()) return false;
     const bool writes_files = writes.record || writes.metrics || !options.export_file.empty();
     return options.generate || trains || has_given_weights() || writes_files;
 }
@@ -161,7 +199,6 @@ void PreparedRun::load_weights() {
     // so that the training is still saved.
     std::signal(SIGPIPE, SIG_IGN);
     resume();
-    require_same_step(world, trainer->progress().step);
     if (!options.generate) trainer->choose_algorithms(algorithms.earlier, std::ssize(prompt));
 }
 

@@ -41,7 +41,7 @@ struct PreparedRun {
     void open_files();
     // Prints the header and the notes.
     void announce();
-    // Whether there is anything to train, evaluate, generate or write, and the memory for it.
+    // Whether there is anything to train, evaluate, generate or write, and the memory and the data for it.
     bool has_work() const;
     // Allocates the memory and sets the weights: from the seed, from --init, or from the checkpoint.
     void load_weights();
@@ -68,6 +68,14 @@ struct PreparedRun {
 
     // open_files
     Data data;
+    // The first `count` windows, which a validation evaluates; none without such data. Rank 0 has the fingerprint.
+    struct ValidationSet {
+        ValidationWindows windows;
+        std::int64_t count;
+        std::string fingerprint;
+    };
+    std::optional<ValidationSet> validation;
+    std::string lack_of_data;  // not empty if a plan goes on without `data`: the error
     std::filesystem::path out_dir;
     std::string identity;  // the identity of this run (io/checkpoint.h)
     std::string
@@ -86,6 +94,7 @@ struct PreparedRun {
 
   private:
     void open_weights();
+    void open_data_files();
     void open_training_files();
     void resume();
     // Why find_checkpoint found nothing.

@@ -54,6 +54,18 @@ nlohmann::ordered_json pipeline_record(const RunPlan& plan) {
     return record;
 }
 
+RunRecord record_of_start(const PreparedRun& run) {
+    RunRecord record;
+    record.identity = run.identity;
+    if (!run.checkpoint) return record;
+    record.began_from = record.branched_from = run.checkpoint->directory;
+    if (is_of_run(record.began_from, run.out_dir)) {
+        const std::optional<RunRecord> last = read_last_run(run.out_dir);
+        record.branched_from = last ? last->branched_from : fs::path();
+    }
+    return record;
+}
+
 // The first line of the metrics: what is run, and how.
 nlohmann::ordered_json run_record(const PreparedRun& run) {
     nlohmann::ordered_json record = {
@@ -71,6 +83,7 @@ nlohmann::ordered_json run_record(const PreparedRun& run) {
         {"memory", memory_record(run.plan.memory)},
     };
     if (run.plan.pipeline.stages > 1) record["pipeline"] = pipeline_record(run.plan);
+    if (run.validation) record["validation_windows"] = run.validation->fingerprint;
     if (run.data.unigram_loss) record["unigram_loss"] = *run.data.unigram_loss;
     if (run.data.source_entropy) record["source_entropy"] = *run.data.source_entropy;
     return record;
@@ -106,17 +119,20 @@ Records::Records(PreparedRun& run) : run_(run), claimed_(run) {
     if (added > 0 && !run.algorithms.origin.empty())
         console.note(fmt::format("{} autotuned now, because no earlier run had chosen them",
                                  plural(added, "algorithm")));
-    if (options.overwrite && run.writes.record) remove_run(run.out_dir);
+    std::optional<ReplacedRun> replaced;
+    if (options.overwrite && run.writes.record) replaced.emplace(run.out_dir);
     // The metrics come first: if they cannot be written, nothing is.
     if (run.writes.metrics) {
         metrics_.emplace(metrics_file(options, run.out_dir), run_record(run), run.trainer->progress().step);
     }
+    if (metrics_ && !metrics_->moved_to().empty())
+        console.note(fmt::format("the metrics of another run are kept as {}", metrics_->moved_to().string()));
     if (!run.writes.record) return;
     make_directory(run.out_dir);
-    write_last_run(run.out_dir, {.identity = run.identity,
-                                 .began_from = run.checkpoint ? run.checkpoint->directory : fs::path()});
+    write_last_run(run.out_dir, record_of_start(run));
     write_file(run.out_dir / "config.toml", to_toml(options));
     if (!chosen.empty()) write_file(run.out_dir / algorithms_file, chosen);
+    if (replaced) replaced->remove();
 }
 
 void Records::write(const StepMetrics& step) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -82,7 +83,7 @@ std::string part_text(const StagePart& part) {
 }
 
 std::string validation_text(const PreparedRun& run) {
-    if (!run.data.validation) return "none";
+    if (!run.data.validation) return run.lack_of_data.empty() ? "none" : "";
     const Options& options = run.options;
     const std::string when = options.val_every == 0
                                  ? "after the last step"
@@ -113,8 +114,9 @@ std::string schedule_text(const PreparedRun& run) {
     const double rate = *options.learning_rate;
     const std::int64_t steps = options.steps > 0 ? options.steps : Options().steps;
     const auto tokens = static_cast<double>(steps) * static_cast<double>(run.plan.spec.global_batch_tokens);
-    const double epochs = tokens / static_cast<double>(run.data.epoch_tokens);
-    const std::string length = fmt::format("{} tokens, {:.2f} epochs", human_count(tokens), epochs);
+    std::string length = human_count(tokens) + " tokens";
+    if (run.data.epoch_tokens > 0)
+        length += fmt::format(", {:.2f} epochs", tokens / static_cast<double>(run.data.epoch_tokens));
     const std::string when = options.steps > 0
                                  ? fmt::format("{}, {}", plural(steps, "step"), length)
                                  : fmt::format("0 steps; the default {} would be {}", grouped(steps), length);
@@ -185,7 +187,8 @@ Rows header_rows(const PreparedRun& run) {
                         human_bytes(run.plan.bytes_of_whole_gradients)));
     }
     rows.emplace_back("schedule", schedule_text(run));
-    if (run.writes.checkpoints || run.writes.record) rows.emplace_back("results", run.out_dir.string());
+    if (run.has_work() && (run.writes.checkpoints || run.writes.record))
+        rows.emplace_back("results", run.out_dir.string());
     return rows;
 }
 
@@ -274,11 +277,21 @@ void show_plan(PreparedRun& run) {
         console.text(lists_of_stages(run.plan.spec, run.device().ops(), run.staging_bytes, options.verbose));
         return;
     }
+    const std::optional<double> peak = run.device().peak_flops(run.plan.spec.dtype);
     std::filesystem::path folder = choose_out_dir(options);
+    require_no_checkpoint(folder);
+    if (holds_run(folder)) {
+        show_expected(console, run.plan, peak, std::nullopt);
+        console.note(
+            fmt::format("{} holds a run, so the timeline is not written there; for its files, choose "
+                        "another --out-dir",
+                        folder.string()));
+        return;
+    }
     naming_option("--out-dir", [&] {
         if (options.out_dir.empty()) folder = claim_directory(folder);
         make_directory(folder);
-        show_expected(console, run.plan, run.device().peak_flops(run.plan.spec.dtype), folder);
+        show_expected(console, run.plan, peak, folder);
     });
     console.note(fmt::format("the timeline is in {0}/{1}.svg, and as a trace in {0}/{1}.json",
                              folder.string(), estimated_name));

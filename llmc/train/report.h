@@ -1,4 +1,5 @@
-// The texts of a run: the header before its first step, and the summary after its last step.
+// The texts of a run: the header before its first step, the summary after its last step, and what is shown
+// instead of a run.
 #pragma once
 
 #include <cstddef>
@@ -32,7 +33,7 @@ struct Outcome {
 };
 
 Rows header_rows(const PreparedRun& run);
-// For --verbose: a line for each process with its place in the mesh, its part of the model and its memory.
+// For --verbose: a line for each process with its coordinates in the mesh, its part of the model and its memory.
 std::string places_text(const RunPlan& plan);
 // "3.2 MiB per step and process", and to which ranks; empty if nothing is sent.
 std::string sent_text(const RunPlan& plan);
@@ -41,5 +42,12 @@ Rows summary_rows(const PreparedRun& run, const Outcome& outcome);
 // first rank of every stage. --pipeline-timeline draws the chart, and writes its files to the results'
 // folder. Rank 0 shows it. UserError if a file cannot be written.
 void show_plan(PreparedRun& run);
+
+// --print-model: the model of a run as text (model_report.cpp).
+//
+// Lists the parts, the parameters with this mesh's shards, and the operations. For each operation it gives
+// the activations that are kept or recomputed, the FLOPs and the bytes sent, for one sequence. Any size is
+// accepted, however large.
+std::string model_text(const RunSpec& spec);
 
 }  // namespace llmc

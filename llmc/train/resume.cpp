@@ -6,6 +6,7 @@
 #include <array>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string_view>
 #include <system_error>
 
@@ -14,8 +15,8 @@
 #include "llmc/io/files.h"
 #include "llmc/optim/schedule.h"
 #include "llmc/train/command_line.h"
+#include "llmc/train/config_file.h"
 #include "llmc/train/outputs.h"
-#include "llmc/train/setting_values.h"
 #include "llmc/train/settings.h"
 
 namespace llmc {
@@ -30,6 +31,8 @@ constexpr std::array step_settings = {"train-data",
                                       "gradient-dtype",
                                       "reduce-every",
                                       "stochastic-rounding",
+                                      "attention",
+                                      "tf32",
                                       "seed",
                                       "lr",
                                       "warmup-steps",
@@ -48,8 +51,14 @@ void suggesting_complete_checkpoint(const Options& options, const std::filesyste
     try {
         resume();
     } catch (const UserError& fault) {
-        const std::optional<CheckpointInfo> whole = newest_whole_checkpoint(
-            options.resume->empty() ? out_dir : plain_path(*options.resume).parent_path());
+        const bool names_run =
+            !options.resume->empty() && !is_checkpoint_name(plain_path(*options.resume).filename().string());
+        if (names_run) throw;
+        const std::filesystem::path folder =
+            options.resume->empty() ? out_dir : plain_path(*options.resume).parent_path();
+        std::optional<CheckpointInfo> whole = newest_whole_checkpoint(folder), best;
+        if (!holds_run(folder / best_folder)) best = newest_whole_checkpoint(folder / best_folder);
+        if (best && (!whole || best->saved_at > whole->saved_at)) whole = std::move(best);
         if (!whole) throw;
         user_error("{}; to use the newest whole checkpoint: --resume {}", fault.what(),
                    shell_word(whole->directory.string()));
@@ -60,13 +69,13 @@ namespace {
 
 std::optional<CheckpointInfo> newest_of_last_run(const std::filesystem::path& out_dir) {
     const std::optional<RunRecord> last = read_last_run(out_dir);
-    if (!last) return newest_checkpoint(out_dir, std::nullopt);
-    if (auto newest = newest_checkpoint(out_dir, last->identity)) return newest;
+    if (!last) return newest_of_run(out_dir, std::nullopt);
+    if (auto newest = newest_of_run(out_dir, last->identity)) return newest;
     // The checkpoint that the run resumed from may be deleted by now.
     std::error_code ignored;
     if (!last->began_from.empty() && std::filesystem::exists(last->began_from, ignored))
         return read_checkpoint(last->began_from);
-    return newest_checkpoint(out_dir, std::nullopt);
+    return newest_of_run(out_dir, std::nullopt);
 }
 
 }  // namespace
@@ -80,65 +89,155 @@ std::optional<CheckpointInfo> find_checkpoint(const Options& options, const std:
     return found;
 }
 
+namespace {
+
+// The config.toml of a run means that run, also if the run was moved or copied there.
+void take_run_of_config(Options& options) {
+    std::filesystem::path file = options.config_file;
+    std::error_code ignored;
+    if (std::filesystem::is_symlink(file, ignored)) file = std::filesystem::weakly_canonical(file, ignored);
+    if (file.filename() != "config.toml" || options.given.contains("out-dir")) return;
+    const std::filesystem::path folder = file.parent_path();
+    if (std::filesystem::is_regular_file(folder / "run.json", ignored) &&
+        !std::filesystem::equivalent(folder / "", options.out_dir, ignored))
+        options.out_dir = folder.empty() ? "." : folder.string();
+}
+
+}  // namespace
+
 void settle_resume(Options& options) {
     std::error_code ignored;
-    if (!options.resume || options.resume->empty() ||
-        !std::filesystem::is_directory(*options.resume, ignored))
-        return;
+    if (!options.resume) return;
+    if (options.resume->empty()) take_run_of_config(options);
+    if (!std::filesystem::is_directory(*options.resume, ignored)) return;
     Options alone = options;
     alone.resume = "";
     const std::optional<CheckpointInfo> newest = find_checkpoint(alone, *options.resume);
-    if (!newest) return;  // the directory is itself a checkpoint, or holds none
-    if (options.out_dir.empty()) options.out_dir = run_with(plain_path(*options.resume)).string();
+    if (!newest) {  // the directory is itself a checkpoint, or holds none
+        if (!std::filesystem::is_regular_file(std::filesystem::path(*options.resume) / "run.json", ignored))
+            return;
+        user_error(
+            "--resume: the last run in {} saved no checkpoint; to begin it again, give --out-dir {} "
+            "--overwrite instead",
+            *options.resume, shell_word(*options.resume));
+    }
+    // `newest` may be in another directory, from which the last run here began.
+    if (options.out_dir.empty())
+        options.out_dir = directory_of_run(std::filesystem::path(*options.resume) / "checkpoint").string();
     options.resume = newest->directory.string();
 }
 
-void settle_from_checkpoint(Options& options) {
+namespace {
+
+// The settings that the configuration of a checkpoint's run gave; none if that cannot be read.
+std::set<std::string, std::less<>> given_then(const CheckpointInfo& checkpoint) {
+    std::set<std::string, std::less<>> names;
+    try {
+        const std::filesystem::path run = directory_of_run(checkpoint.directory);
+        for (const ConfigSetting& setting : read_config_file((run / "config.toml").string()))
+            names.insert(setting.name);
+    } catch (const UserError&) {
+        return {};
+    }
+    return names;
+}
+
+// Whether a run that resumes, and `trains` or only evaluates, keeps a setting of the run that saved the
+// checkpoint. It keeps those that change the results, and those that say when it validates, samples and saves.
+// The mesh, the device and the use of memory may be others.
+bool is_kept(std::string_view name, bool trains, bool was_given) {
+    constexpr std::array of_evaluation = {"train-data", "val-data",  "val-batches", "global-batch-tokens",
+                                          "dtype",      "attention", "tf32"};
+    constexpr std::array of_training = {
+        "val-every",        "eval-hellaswag", "eval-every",  "eval-examples",   "sample-every",
+        "sample-tokens",    "prompt",         "temperature", "top-k",           "top-p",
+        "checkpoint-every", "keep-best",      "log-every",   "micro-batch-size"};
+    const auto has = [&](const auto& names) { return std::ranges::find(names, name) != names.end(); };
+    // Its default depends on the mesh.
+    if (name == "reduce-every") return trains && was_given;
+    return has(of_evaluation) || (trains && (has(step_settings) || has(of_training)));
+}
+
+}  // namespace
+
+std::optional<CheckpointInfo> settle_from_checkpoint(Options& options) {
     const std::optional<CheckpointInfo> checkpoint = find_checkpoint(options, choose_out_dir(options));
-    if (!checkpoint) return;
-    take_model(options, *checkpoint);
+    if (!checkpoint || !take_model(options, *checkpoint)) return checkpoint;
     const auto then = nlohmann::ordered_json::parse(checkpoint->configuration);
-    const auto take = [&](const char* name, auto& value) {
-        if (!is_unset(value) || !then.contains(name) || then[name].is_null()) return;
-        value = then[name].get<std::decay_t<decltype(value_of(value))>>();
-        options.inherited.insert(name);
+    const auto given = given_then(*checkpoint);
+    const Options now = options;
+    const auto json = to_json(now);
+    const bool trains = options.steps > 0;
+    const auto is_changed = [&](const char* name) {
+        return now.is_given(name) && then.contains(name) && then[name] != json[name];
     };
-    // An evaluation may run on a mesh that does not share the batch evenly.
-    if (options.steps > 0) take("global-batch-tokens", options.global_batch_tokens);
-    take("lr", options.learning_rate);
-    take("warmup-steps", options.warmup_steps);
-    take("dtype", options.dtype);
+    // Whether a setting belongs to the value of another one that is given and differs.
+    const auto goes_with_another = [&](std::string_view name) {
+        if (name == "val-data") return is_changed("train-data");
+        if (name == "gradient-dtype" || name == "stochastic-rounding" || name == "attention" ||
+            name == "tf32")
+            return is_changed("dtype");
+        return name == "keep-best" && now.val_every == 0;
+    };
+    for_each_setting(options, no_group, [&](const char* name, auto& value, const Help&, const Choices&) {
+        if (now.is_given(name) || !is_kept(name, trains, given.contains(name)) || goes_with_another(name))
+            return;
+        if (!then.contains(name) || then[name].is_null()) return;
+        value = then[name].get<std::decay_t<decltype(value_of(value))>>();
+        options.inherited[name] = false;
+    });
+    for (auto& [name, was_given] : options.inherited) was_given = given.contains(name);
+    // The configuration goes on naming this run, although its directory may have moved, and the weights from
+    // which it began.
+    if (trains && !now.is_given("out-dir") && given.contains("out-dir")) {
+        options.out_dir = choose_out_dir(now).string();
+        options.inherited["out-dir"] = true;
+    }
+    if (now.is_given("init") && then.contains("init") && then["init"] != json["init"])
+        options.notes.push_back(
+            fmt::format("--init {} is ignored: the checkpoint has its own weights", now.init));
+    options.init = trains && given.contains("init") && then["init"].is_string() ? then["init"] : "";
+    if (!options.init.empty()) options.inherited["init"] = true;
+    // An evaluation may run on a mesh that cannot share the batch evenly.
+    if (!trains && options.inherited.contains("global-batch-tokens"))
+        options.inherited["global-batch-tokens"] = false;
+    return checkpoint;
 }
 
 void settle_init(Options& options) {
     std::error_code ignored;
+    options.weights = options.init;
     if (!std::filesystem::is_directory(options.init, ignored)) return;
     naming_option("--init", [&] {
         const std::optional<CheckpointInfo> newest = newest_of_last_run(options.init);
         const CheckpointInfo checkpoint = newest ? *newest : read_checkpoint(options.init);
-        options.init = checkpoint.directory.string();
+        options.weights = checkpoint.directory.string();
         take_model(options, checkpoint);
     });
 }
 
-void take_model(Options& options, const CheckpointInfo& checkpoint) {
+bool take_model(Options& options, const CheckpointInfo& checkpoint) {
     const auto then = nlohmann::ordered_json::parse(checkpoint.configuration);
+    const std::string model = model_of(checkpoint);
+    // Another model that was asked for has its own sizes. They do not fit the checkpoint, and a message says so.
+    if (options.is_given("model") && options.model != model) return false;
     if (!options.is_given("model")) {
-        options.model = model_of(checkpoint);
-        options.inherited.insert("model");
+        options.model = model;
+        options.inherited["model"] = false;
     }
     for (auto& [name, size] : options.of_model.sizes) {
         if (size || !then.contains(name) || !then[name].is_number()) continue;
         size = then[name].get<std::int64_t>();
-        options.inherited.insert(name);
+        options.inherited[name] = false;
     }
     for (auto& [name, is_on] : options.of_model.switches) {
         if (options.is_given(name)) continue;
         is_on = then.value(name, true);  // a switch that the checkpoint does not know was on
-        options.inherited.insert(name);
+        options.inherited[name] = false;
     }
     if (options.bpe_directory.empty() && then.contains("bpe-dir") && then["bpe-dir"].is_string())
         options.bpe_directory = then["bpe-dir"];
+    return true;
 }
 
 std::string model_of(const CheckpointInfo& checkpoint) {
@@ -172,10 +271,14 @@ std::vector<std::string> rate_that_rises(const CheckpointInfo& checkpoint, const
     const double last = learning_rate(schedule_of(earlier), done),
                  next = learning_rate(schedule_of(options), done + 1);
     if (next <= clearly * last) return {};
-    return {fmt::format(
-        "the learning rate rises from {:.3g} to {:.3g}, because the earlier schedule ended at step "
-        "{}; to keep it, give{}",
-        last, next, earlier.steps, options_that_keep_rate(earlier, done))};
+    const std::string rise = fmt::format("the learning rate rises from {:.3g} to {:.3g}", last, next);
+    if (options.given.contains("lr") && options.learning_rate != earlier.learning_rate) return {rise};
+    return {fmt::format("{}, because the earlier schedule ended at step {}; to keep it, give{}", rise,
+                        earlier.steps, options_that_keep_rate(earlier, done))};
+}
+
+std::string as_told(const nlohmann::ordered_json& value) {
+    return value.is_null() ? "not given" : value.dump();
 }
 
 }  // namespace
@@ -188,9 +291,8 @@ std::string options_that_keep_rate(const Options& options, std::int64_t step) {
     return fmt::format(" --lr-schedule constant --lr {:.3g}", rate > 0 ? rate : schedule.peak / 10);
 }
 
-std::vector<std::string> differences(const CheckpointInfo& checkpoint, const Options& options) {
+void require_same_model(const CheckpointInfo& checkpoint, const Options& options) {
     const auto now = to_json(options), then = nlohmann::ordered_json::parse(checkpoint.configuration);
-    const auto differs = [&](const char* name) { return then.contains(name) && then[name] != now[name]; };
     const std::string model = model_of(checkpoint);
     if (family_of(model).name != family_of(options.model).name)
         user_error("{} belongs to --model {}, which is of another family than --model {}; give --model {}",
@@ -204,24 +306,39 @@ std::vector<std::string> differences(const CheckpointInfo& checkpoint, const Opt
             user_error("{} has another model, with --{}={}; {} --{}=false", checkpoint.directory.string(),
                        name, was_on, was_on ? "leave out" : "give", name);
         }
-        if (differs(name)) {
+        if (then.contains(name) && then[name] != now[name]) {
             user_error("{} has another model: its --{} is {}, this run's is {}; give the checkpoint's sizes",
                        checkpoint.directory.string(), name, then[name].dump(), now[name].dump());
         }
     }
+}
+
+std::vector<std::string> differences(const CheckpointInfo& checkpoint, const Options& options) {
+    require_same_model(checkpoint, options);
+    const auto now = to_json(options), then = nlohmann::ordered_json::parse(checkpoint.configuration);
+    const auto differs = [&](const char* name) { return then.contains(name) && then[name] != now[name]; };
     // --steps 0 evaluates a checkpoint.
     if (options.steps > 0 && checkpoint.progress.step > options.steps) {
         user_error("{} is at step {}, beyond --steps {}; give more steps, or 0 to evaluate it",
                    checkpoint.directory.string(), checkpoint.progress.step, options.steps);
     }
     std::vector<std::string> notes = rate_that_rises(checkpoint, options);
-    if (!options.init.empty() && differs("init"))
-        notes.push_back(
-            fmt::format("--init {} is ignored: the checkpoint has its own weights", options.init));
+    if (differs("val-data") && then["val-data"].is_null() != now["val-data"].is_null()) {
+        notes.push_back(fmt::format(
+            "--val-data is {}, but was {} in the checkpoint; without it, the last tenth of a training "
+            "text is for validation",
+            as_told(now["val-data"]), as_told(then["val-data"])));
+    }
+    if (differs("keep-best") && options.val_every == 0)
+        notes.emplace_back("--keep-best is off from now on: it needs validations, and --val-every is 0");
     for (const char* name : step_settings) {
-        if (differs(name)) {
-            notes.push_back(fmt::format("--{} is {}, but was {} in the checkpoint", name, now[name].dump(),
-                                        then[name].dump()));
+        // A batch that was not given differs if this mesh cannot share it, and settle_batch() says so.
+        if (name == std::string_view("global-batch-tokens") && !options.was_chosen(name)) continue;
+        if (differs(name) && (options.steps > 0 || is_kept(name, false, false))) {
+            const bool follows_stage = name == std::string_view("reduce-every") && !options.is_given(name);
+            notes.push_back(fmt::format(
+                "--{} is {}, but was {} in the checkpoint{}", name, as_told(now[name]), as_told(then[name]),
+                follows_stage ? "; it follows --zero-stage, unless it is given" : ""));
         }
     }
     return notes;

@@ -28,16 +28,19 @@ std::optional<CheckpointInfo> find_checkpoint(const Options& options, const std:
 // there.
 void settle_resume(Options& options);
 
-// A run that resumes takes from its checkpoint what was not given: the model, and settings whose default
-// depends on other settings, on the processes or on the device. It then goes on as it began, on any mesh.
-void settle_from_checkpoint(Options& options);
+// A run that resumes takes from its checkpoint what was not given: the model, the settings that change the
+// results, and when it validates, samples and saves. It then goes on as it began, on any mesh. An evaluation
+// takes the model, the data and the dtype. Returns the checkpoint, if there is one.
+std::optional<CheckpointInfo> settle_from_checkpoint(Options& options);
 
-// --init DIR may name a checkpoint's directory or that of a run, which stands for the checkpoint that --resume
-// would find there. The model is then the checkpoint's, except for the options that were given.
+// Sets Options::weights from --init. --init DIR may name a checkpoint's directory or that of a run, which stands
+// for the checkpoint that --resume would find there. The model is then the checkpoint's, except for the options
+// that were given.
 void settle_init(Options& options);
 
-// Sets the --model of a checkpoint's run and its sizes and switches, except those that were given.
-void take_model(Options& options, const CheckpointInfo& checkpoint);
+// Sets the --model of a checkpoint's run and its sizes and switches, except those that were given. Changes
+// nothing and returns false if another --model was given.
+bool take_model(Options& options, const CheckpointInfo& checkpoint);
 
 // The --model of the checkpoint's run. Throws UserError if this program does not know it.
 std::string model_of(const CheckpointInfo& checkpoint);
@@ -45,6 +48,9 @@ std::string model_of(const CheckpointInfo& checkpoint);
 // The options with which a run that has done `step` steps goes on at the same learning rate, as
 // " --lr-schedule constant --lr 4e-04". Empty if its schedule is constant.
 std::string options_that_keep_rate(const Options& options, std::int64_t step);
+
+// Throws UserError if the checkpoint has another model.
+void require_same_model(const CheckpointInfo& checkpoint, const Options& options);
 
 // Throws UserError if the checkpoint has another model or is beyond the last step. Otherwise returns a note
 // for each other setting that changes how training continues.

@@ -3,14 +3,12 @@
 #include <fmt/format.h>
 
 #include <csignal>
-#include <cstdio>
 #include <exception>
 #include <optional>
 #include <utility>
 
 #include "llmc/core/error.h"
 #include "llmc/core/standard_streams.h"
-#include "llmc/device/cpu/openmp_wait.h"
 #include "llmc/device/device.h"
 #include "llmc/train/command_line.h"
 
@@ -38,7 +36,7 @@ void Session::guard(const std::function<void()>& program) {
         fail();
     }
     if (const std::string lost = console_.what_was_lost(); is_stopping_ && !lost.empty())
-        fmt::print(stderr, "note: {}\n", lost);
+        write_error(fmt::format("note: {}\n", lost));
 }
 
 int Session::finish() {

@@ -54,7 +54,7 @@ extern "C" void on_signal(int number) {
     errno = interrupted_errno;
 }
 
-constexpr std::array caught = {SIGINT, SIGUSR1, SIGTERM};
+constexpr std::array caught = {SIGINT, SIGHUP, SIGUSR1, SIGTERM};
 
 bool ignored_before(int number) {
     struct sigaction before {};
@@ -75,7 +75,7 @@ StopSignals::StopSignals() {
         action.sa_flags = SA_RESTART;  // interrupted reads and writes continue
         sigaction(number, &action, nullptr);
     }
-    accept_stop_signal();
+    accept_stop_signals();
 }
 
 StopSignals::~StopSignals() {

@@ -1,7 +1,7 @@
-// Stopping a run by a signal. After SIGINT (Ctrl-C), SIGUSR1 or SIGTERM the run finishes its step, saves and
-// ends. A second signal ends it at once. Schedulers send SIGUSR1 before a job's time is over, and the
-// launcher (comm/launcher.h) sends it for Ctrl-C. Under mpirun, SIGTERM is not caught, because mpirun sends
-// it to end its processes.
+// Stopping a run by a signal. After SIGINT (Ctrl-C), SIGHUP (its terminal is closed), SIGUSR1 or SIGTERM the
+// run finishes its step, saves and ends. A second signal ends it at once. Schedulers send SIGUSR1 before a
+// job's time is over, and the launcher (comm/launcher.h) sends it for Ctrl-C. Under mpirun, SIGTERM is not
+// caught, because mpirun sends it to end its processes.
 #pragma once
 
 #include <string>

@@ -15,7 +15,6 @@
 #include "llmc/io/model_files.h"
 #include "llmc/train/algorithms.h"
 #include "llmc/train/diagnosis.h"
-#include "llmc/train/replicas.h"
 #include "llmc/train/token_choice.h"
 
 namespace llmc {
@@ -55,10 +54,10 @@ Trainer::Trainer(const Options& options, const RunPlan& plan, Device& device, Co
         store_.initialize(options.seed);
     } else {
         naming_option("--init", [&] {
-            if (std::filesystem::is_directory(options.init)) {
-                load_checkpoint(read_checkpoint(options.init), device, store_, transfer_, false);
+            if (std::filesystem::is_directory(options.weights)) {
+                load_checkpoint(read_checkpoint(options.weights), device, store_, transfer_, false);
             } else {
-                load_weights(options.init, store_, transfer_);
+                load_weights(options.weights, store_, transfer_);
             }
         });
     }

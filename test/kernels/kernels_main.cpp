@@ -15,7 +15,7 @@
 #include "dev/lab/session.h"
 #include "llmc/core/error.h"
 #include "llmc/core/text.h"
-#include "llmc/device/cuda/kernel_name.h"
+#include "llmc/device/cuda/launch.h"
 #include "test/kernels/kernel_test.h"
 
 namespace kernel_test {
@@ -87,7 +87,7 @@ class GreatestNumber : public llmc::cuda::LaunchObserver {
         const std::string symbol = simt::symbol_of(record.kernel);
         const std::size_t place = symbol.find(name_end);
         if (!symbol.starts_with("_ZN4llmc4cuda") || place == std::string::npos) return;
-        value = std::max(value, std::atoi(symbol.c_str() + place + name_end.size()));
+        value = std::max(value, std::stoi(symbol.substr(place + name_end.size())));
     }
     int value = 0;
 };

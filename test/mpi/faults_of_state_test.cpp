@@ -17,7 +17,6 @@
 #include "llmc/parallel/step/executor.h"
 #include "llmc/plan/run_plan.h"
 #include "llmc/train/diagnosis.h"
-#include "llmc/train/replicas.h"
 #include "mpi_test.h"
 #include "test/gpt2_units.h"
 #include "trainer_run.h"

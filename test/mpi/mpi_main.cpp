@@ -76,7 +76,7 @@ Transport& transport() { return job()->transport(); }
 
 int main(int argc, char** argv) {
     if (const auto status = llmc::launch_processes(argc, argv)) return *status;
-    llmc::accept_stop_signal();  // ends this program, which does not handle it
+    llmc::accept_stop_signals();  // ends this program, which does not handle it
     testing::InitGoogleTest(&argc, argv);
     // Ranks share the cores. With several threads each, teams of threads would wait for those of other ranks.
     omp_set_num_threads(1);

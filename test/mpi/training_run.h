@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "llmc/comm/communicator.h"
-#include "llmc/model/recompute.h"
+#include "llmc/model/part_lists.h"
 #include "llmc/parallel/pipeline/pipeline_schedule.h"
 #include "llmc/parallel/step/step.h"
 #include "llmc/parallel/zero/sharding.h"

@@ -180,7 +180,7 @@ void run(const Options& options, Job& job) {
 
 int main(int argc, char** argv) {
     if (const auto status = launch_processes(argc, argv)) return *status;
-    accept_stop_signal();  // ends this program, which does not handle it
+    accept_stop_signals();  // ends this program, which does not handle it
     Job job;
     try {
         std::string text;

@@ -9,7 +9,7 @@ import signal
 import pytest
 import test_signals
 
-SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
+SIGNALS = [signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1]
 
 
 def spin():

@@ -6,9 +6,10 @@ A sentence of a comment, a docstring or a page is refused
 - if it opens with a dangling preposition or relative pronoun, in upper or lower case: "of two ranks", "Where it ends";
 - if it has more than 35 words;
 - if it has a term that docs/terms.md retires, or a form of it with an ending.
-A string of four or more words is refused for such a term, and if a sentence in it opens with such a word in upper case.
-Lower case is allowed there: many strings are fragments. Questions are allowed everywhere.
-Code is left out: indented or fenced blocks of a page or a comment, and text between backticks."""
+The same holds for a string of four or more words, but such an opening only in upper case: many strings are fragments.
+Strings of tests may be longer, since they join several messages.
+Questions are allowed everywhere. Code is left out: indented or fenced blocks of a page, and text between backticks. An
+indented line of a comment may be code; only an opening in upper case is refused there."""
 
 import ast
 import io
@@ -24,8 +25,11 @@ TERMS = ROOT / "docs" / "terms.md"
 # The strings of these are not read: sentences that must be found, and stories for training.
 STRINGS_UNREAD = [ROOT / "test" / "python" / "test_lint.py", *sorted((ROOT / "llmc" / "data" / "stories").glob("*"))]
 MOST_WORDS = 35
+MOST_COLUMNS = 120
 FEWEST_WORDS_OF_STRINGS = 4
-DANGLING = r"(?:[^\w{]|_)*(Of|What|Where|Beside|Behind)\b"
+# A sentence may have a label before it: "Note:", "rank 3:", "Step one:", "(1)", "b)", "[^1]:", "@param x", "<b>".
+LABEL = r"(?:\w+(?: \w+)?:|\(?\w{1,2}(?:\.\d+)*[.)]|\[\^\w+\]:?|[@\\]\w+(?: \w+)?|<\w+>)"
+DANGLING = rf"(?:[^\w\s{{]*{LABEL}\W*)?(?:[^\w{{]|_)*(Of|What|Where|Beside|Behind)\b"
 NO_QUESTION = r"(?!.*\?\W*$)"
 OPENING = re.compile(DANGLING + NO_QUESTION, re.IGNORECASE)
 OPENING_OF_STRING = re.compile(DANGLING + NO_QUESTION)
@@ -213,7 +217,7 @@ def blocks_of(path):
 
 
 def pieces_of(text):
-    """Paragraphs and items of lists: (lines before it, its words). Deeper indentation is code or a picture."""
+    """Paragraphs and items of lists: (lines before it, its words, whether it is code). Deeper indentation is code or a picture."""
     pieces = []
     goes_on = False
     margin = 0  # the column in which the text of the last item of a list begins
@@ -222,6 +226,7 @@ def pieces_of(text):
         item = ITEM.match(line)
         if not line.strip() or (not item and indent > max(margin, 1)):
             goes_on = False
+            pieces += [(number, [line.strip()], True)] if line.strip() else []
             continue
         if item or indent < margin:
             goes_on = False
@@ -230,22 +235,25 @@ def pieces_of(text):
         if goes_on:
             pieces[-1][1].append(words.strip())
         else:
-            pieces.append((number, [words.strip()]))
+            pieces.append((number, [words.strip()], False))
         goes_on = True
-    return [(number, re.sub(r"`[^`]*`", "`code`", " ".join(words))) for number, words in pieces]
+    return [(number, re.sub(r"`[^`]*`", "`code`", " ".join(words)), is_code) for number, words, is_code in pieces]
 
 
 def sentences_of(text):
-    """(lines before the paragraph of the sentence, the sentence)."""
-    for number, piece in pieces_of(text):
+    """(lines before the paragraph of the sentence, the sentence, whether it is code)."""
+    for number, piece, is_code in pieces_of(text):
+        if is_code:
+            yield number, piece, True
+            continue
         held = ""
         for part in re.split(END_OF_SENTENCE, piece):
             held = f"{held} {part}".strip()
             if not SHORT_FORM.search(held):
-                yield number, held
+                yield number, held, False
                 held = ""
         if held:
-            yield number, held
+            yield number, held, False
 
 
 def any_form(term):
@@ -265,24 +273,37 @@ def words_of(text):
     return re.findall(r"\S*\w\S*", text)
 
 
+PROSE, CODE, STRING = range(3)
+
+
 def sentences_to_check(path):
-    """(line, sentence, whether it is in a string). Each line of a string is read alone, whatever its indentation."""
+    """(line, sentence, its kind). Each line of a string is read alone, whatever its indentation."""
     for block in blocks_of(path):
         if not block.is_string:
-            yield from ((block.first_line + offset, sentence, False) for offset, sentence in sentences_of(block.text))
+            yield from ((block.first_line + offset, sentence, CODE if is_code else PROSE)
+                        for offset, sentence, is_code in sentences_of(block.text))
         elif path not in STRINGS_UNREAD and len(words_of(block.text)) >= FEWEST_WORDS_OF_STRINGS:
             for line in block.text.split("\n"):
-                yield from ((block.first_line, sentence, True) for _, sentence in sentences_of(line.strip()))
+                yield from ((block.first_line, sentence, STRING) for _, sentence, _ in sentences_of(line.strip()))
 
 
 def findings(path, retired):
-    for line, sentence, is_string in sentences_to_check(path):
-        place = f"{path.relative_to(ROOT)}:{line}"
-        opening = (OPENING_OF_STRING if is_string else OPENING).match(sentence)
+    in_tests = path.is_relative_to(ROOT / "test")
+    name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+    if path.suffix in C_LIKE:  # clang-format breaks lines of code, and no comments
+        for number, text in enumerate(path.read_text(errors="replace").splitlines(), 1):
+            if len(text) > MOST_COLUMNS:
+                yield f"{name}:{number}: {len(text)} columns, the most are {MOST_COLUMNS}: {text.strip()[:80]}"
+    for line, sentence, kind in sentences_to_check(path):
+        place = f"{name}:{line}"
+        opening = (OPENING if kind == PROSE else OPENING_OF_STRING).match(sentence)
         if opening:
             yield f"{place}: opens with a dangling '{opening.group(1)}': {sentence[:80]}"
+        if kind == CODE:
+            continue
         count = len(words_of(sentence))
-        if count > MOST_WORDS and not is_string:
+        # The strings of tests repeat several messages at once.
+        if count > MOST_WORDS and not (kind == STRING and in_tests):
             yield f"{place}: {count} words, the most are {MOST_WORDS}: {sentence[:80]}"
         for term, pattern, instead in retired:
             if path != TERMS and pattern.search(sentence):

@@ -107,6 +107,14 @@ def test_a_full_disk_at_the_first_checkpoint(options, tmp_path):
     assert "optimizer.safetensors: File too large; make room, and start again: there is no earlier checkpoint" in line
 
 
+def test_a_place_for_the_best_checkpoint_that_is_taken(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/best").write_text("of the user")
+    result = run(["--out-dir={}/run", "--steps=4", "--checkpoint-every=1", "--val-every=2", "--keep-best", "--overwrite"], tmp_path, 1)
+    assert one_error(result.stderr).endswith(f"run/best: {tmp_path}/run/best is not a directory")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["best"]
+
+
 def test_a_disk_that_fills_up_under_the_metrics(tmp_path):
     result = run(["--out-dir={}/run", "--steps=1000"], tmp_path, 1, limited(8000))
     assert result.returncode == 1

@@ -100,7 +100,10 @@ def test_the_last_start_of_a_run(folder, tmp_path):
     program.run(*options, f"--resume={folder}/checkpoint-00000002", f"--out-dir={tmp_path}/other")
     assert json.loads((tmp_path / "other/run.json").read_text())["began_from"] == f"{folder}/checkpoint-00000002"
     program.run(*options, "--resume", f"--out-dir={tmp_path}/other", "--steps=4")
-    assert json.loads((tmp_path / "other/run.json").read_text())["began_from"] == "checkpoint-00000003"
+    (tmp_path / "link").symlink_to(tmp_path / "other")
+    program.run(*options, f"--resume={tmp_path}/other", f"--out-dir={tmp_path}/link", "--steps=5")
+    went_on = json.loads((tmp_path / "other/run.json").read_text())
+    assert went_on["began_from"] == "checkpoint-00000004" and went_on["branched_from"] == f"{folder}/checkpoint-00000002"
 
 
 def test_a_run_of_one_stage_has_no_pipeline(tmp_path):
@@ -122,7 +125,10 @@ def test_files_of_a_checkpoint(folder):
     table = re.findall(r"^\| `([\w.]+)` \|", named.split("\n\n| key of")[0], re.MULTILINE)
     assert {path.name for path in checkpoint.iterdir()} == set(table)
     manifest = json.loads((checkpoint / "manifest.json").read_text())
-    assert list(manifest) == re.findall(r"^\| `(\w+)` \|", named.split("| key of `manifest.json` |")[1], re.MULTILINE)
+    keys = re.findall(r"^\| `(\w+)` \|", named.split("| key of `manifest.json` |")[1], re.MULTILINE)
+    [best] = (folder / "best").iterdir()
+    assert list(json.loads((best / "manifest.json").read_text())) == keys
+    assert list(manifest) == [key for key in keys if key != "validation"]
     assert f"| `version` | version of this layout: {manifest['version']} |" in named
     assert f"| `format` | `{manifest['format']}` |" in named
     assert manifest["configuration"] == lines_of(folder)[0]["run"]["configuration"]

@@ -13,6 +13,7 @@ MAIN = "int main() {}\n"
 # Variables of a make that runs these tests must not reach their own makes.
 OF_THE_CALLER = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "BUILD", "SANITIZE", "CXXFLAGS", "LDFLAGS", "V", "MPI", "GPU_ARCH", "CUDA",
                  "CUDA_HOME", "CXX", "WERROR"}
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in OF_THE_CALLER}
 WITHOUT_MPI = "llmc/comm/transport_no_mpi.cpp"
 # far.h includes near.h, so that dependents are found through other headers too.
 FILES = {
@@ -73,8 +74,7 @@ class Project:
 
     def make(self, *arguments, **variables):
         """make's output. No CUDA is found unless the arguments say where it is."""
-        environment = {name: value for name, value in os.environ.items() if name not in OF_THE_CALLER} | variables
-        run = subprocess.run(["make", "CUDA_FOLDER=none", *arguments], cwd=self.folder, env=environment, capture_output=True,
+        run = subprocess.run(["make", "CUDA_FOLDER=none", *arguments], cwd=self.folder, env=ENVIRONMENT | variables, capture_output=True,
                              text=True, timeout=120)
         assert run.returncode == 0, run.stdout + run.stderr
         return run.stdout
@@ -173,9 +173,9 @@ def test_clang_has_flags_of_its_own(project, clang, tmp_path):
 
 
 def test_openmp_of_clang_is_its_own_or_another_ones(clang, tmp_path):
-    """The packages of Debian's versions of OpenMP exclude one another, and `make lint` installs one."""
+    """Debian's packages of OpenMP's versions exclude one another, so another version that is installed must do."""
     def says(word):
-        environment = os.environ | {"CXX": f"ccache {clang}"}
+        environment = ENVIRONMENT | {"CXX": f"ccache {clang}"}
         return subprocess.run(["scripts/deps.sh", word], cwd=ROOT, env=environment, capture_output=True, text=True).stdout.strip()
     others = list(pathlib.Path("/usr/lib").glob("llvm-*/lib/libomp.so"))
     assert (says("openmp") == "") == (not others)
@@ -200,8 +200,7 @@ def test_missing_mpi_is_said_with_what_would_do(project, tmp_path):
     (tools / "pkg-config").write_text('#!/bin/sh\ncase "$*" in *ompi-c*) exit 1 ;; esac\nexec /usr/bin/pkg-config "$@"\n')
     for tool in tools.iterdir():
         tool.chmod(0o755)
-    environment = {name: value for name, value in os.environ.items() if name not in OF_THE_CALLER}
-    environment["PATH"] = f"{tools}:{environment['PATH']}"
+    environment = ENVIRONMENT | {"PATH": f"{tools}:{os.environ['PATH']}"}
     make = ["make", "CUDA_FOLDER=none", f"BUILD={tmp_path}/build"]
     run = subprocess.run(make, cwd=project.folder, env=environment, capture_output=True, text=True, timeout=120)
     assert run.returncode == 2
@@ -266,7 +265,7 @@ class Toolkit:
 
     FILES = ["bin/nvcc", "include/cublasLt.h", "lib/libcublasLt.so.13", "lib/libcudart_static.a"]
     SOURCES = ["device/cuda/ops.cu", "device/cuda/cuda_ops.cpp", "device/cuda/cublaslt_library.cpp",
-               "device/cuda/cudnn_attention.cpp", "device/cuda/cudnn_library.cpp", "device/cuda/no_cudnn.cpp", "comm/nccl/nccl_communicator.cpp"]
+               "device/cuda/cudnn_attention.cpp", "device/cuda/no_cudnn.cpp", "comm/nccl/nccl_communicator.cpp"]
 
     def __init__(self, folder, project):
         self.folder, self.project = folder, project
@@ -354,7 +353,7 @@ def test_what_the_gpu_part_has(toolkit):
     toolkit.project.write(".cuda/include/cudnn_frontend.h", "")
     assert toolkit.says() == "CUDA 13.2 for sm_80 sm_90a and later, NCCL, cuDNN"
     link = toolkit.link().split()
-    assert {"nccl_communicator.o", "cublaslt_library.o", "cudnn_attention.o", "cudnn_library.o"} <= {pathlib.Path(word).name for word in link}
+    assert {"nccl_communicator.o", "cublaslt_library.o", "cudnn_attention.o"} <= {pathlib.Path(word).name for word in link}
     beside = toolkit.folder.parent
     assert f"{beside}/nccl/lib/libnccl.so.2" in link
     # The program opens these when it needs them.
@@ -400,7 +399,7 @@ def test_what_can_do_without_cudnn_does(target, toolkit):
 
     def asked():
         # The project lacks some of the files that would then be built.
-        would = subprocess.run(command, cwd=toolkit.project.folder, capture_output=True, text=True).stdout
+        would = subprocess.run(command, cwd=toolkit.project.folder, env=ENVIRONMENT, capture_output=True, text=True).stdout
         assert "build/gpu/kernels" in would
         return [line for line in would.splitlines() if "deps.sh gpu" in line or "without cuDNN" in line]
 
@@ -414,8 +413,7 @@ def test_what_can_do_without_cudnn_does(target, toolkit):
 def test_without_a_gpu_nothing_is_built_to_check_it(toolkit):
     with_nccl(toolkit)
     refused = subprocess.run(["make", "bench-gpu-check", f"CUDA_FOLDER={toolkit.folder}", "GPU="], cwd=toolkit.project.folder,
-                             env={name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL")},
-                             capture_output=True, text=True)
+                             env=ENVIRONMENT, capture_output=True, text=True)
     assert refused.returncode == 2 and refused.stdout == ""
     assert refused.stderr.startswith("error: no GPU here")
 
@@ -423,7 +421,7 @@ def test_without_a_gpu_nothing_is_built_to_check_it(toolkit):
 def test_without_the_internet_cudnns_frontend_is_a_warning_where_it_is_optional(toolkit):
     def deps(*arguments):
         return subprocess.run(["scripts/deps.sh", *arguments], cwd=toolkit.project.folder, capture_output=True, text=True,
-                              env=os.environ | {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": ""})
+                              env=ENVIRONMENT | {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": ""})
 
     optional, asked_for = deps("gpu", "optional"), deps("gpu")
     assert optional.returncode == 0
@@ -466,7 +464,7 @@ def test_no_gpu_part(toolkit, missing, why):
 
 def test_cuda_home_chooses_the_toolkit(toolkit):
     def chosen(home):
-        return subprocess.run(["scripts/deps.sh", "cuda"], cwd=toolkit.project.folder, env=os.environ | {"CUDA_HOME": home},
+        return subprocess.run(["scripts/deps.sh", "cuda"], cwd=toolkit.project.folder, env=ENVIRONMENT | {"CUDA_HOME": home},
                               capture_output=True, text=True, check=True).stdout.strip()
     assert chosen(str(toolkit.folder)) == str(toolkit.folder)
     assert chosen("/nowhere") == chosen("") != str(toolkit.folder)

@@ -50,7 +50,7 @@ def test_the_loss_is_the_quickstarts():
 
 
 def test_the_folders_are_as_drawn():
-    """Read anew: what the compiler would see of `#include "llmc/..."` in files that git knows."""
+    """Read anew, from the lines `#include "llmc/..."` of the files that git knows."""
     included = subprocess.run(["git", "grep", "--untracked", "-o", "-E", '^#include "llmc/[a-z_]+/', "--", "llmc/*.h", "llmc/*.cpp", "llmc/*.cu", "llmc/*.cuh"],
                               cwd=program.ROOT, capture_output=True, text=True, check=True).stdout
     edges = {(upper, lower) for upper, lower in re.findall(r'^llmc/(\w+)/.*?:#include "llmc/(\w+)/$', included, re.MULTILINE) if upper != lower}

@@ -115,6 +115,15 @@ def test_goes_where_results_go(tmp_path):
         drawn(folder, "pipeline-estimated")
 
 
+def test_a_plan_writes_nothing_where_a_run_is(tmp_path):
+    program.run(*MODEL, "--steps=1", f"--out-dir={tmp_path}")
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
+    out = program.run(*MODEL, "--pipeline-parallel=4", "--steps=0", "--pipeline-timeline", f"--out-dir={tmp_path}").stdout
+    assert len(rows_of(out)) == 1
+    assert f"note: {tmp_path} holds a run, so the timeline is not written there; for its files, choose another --out-dir" in out
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()} == before
+
+
 def test_several_processes_draw_once(tmp_path):
     out = program.run(*MODEL, "--pipeline-parallel=2", "--steps=0", "--pipeline-timeline", f"--out-dir={tmp_path}", ranks=4).stdout
     (title, *_), = rows_of(out)

@@ -54,6 +54,9 @@ def test_the_newest_run_is_the_default(tmp_path, monkeypatch):
         os.utime(path, (1_000_000_000 - age,) * 2)
     assert plot().stdout == "wrote runs/new/loss.png\n"
     assert (tmp_path / "runs/new/loss.png").exists()
+    write_run(tmp_path / "runs/planned", [])  # it has no step
+    write_lines(tmp_path / "runs/evaluated/metrics.jsonl", [{"step": 0, "val_loss": 3.0}], RUN["run"])
+    assert plot().stdout == "wrote runs/new/loss.png\n"
 
 
 def having(picture, color):

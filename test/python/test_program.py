@@ -113,6 +113,8 @@ def test_print_model_shows_parts_and_shards():
     assert "124,439,808 parameters" in text and "\nblock 0 to 11\n" in text and text.count("wte.weight") == 2
     assert re.search(r"h\.\*\.attn\.c_attn\.weight +\(3, 12, 64, 768\) +normal 0\.02, decays, here \(3, 6, 64, 768\)", text)
     assert re.search(r"attention +attn +\(1, 1024, 6, 64\) +kept", text)
+    # Only layers recompute.
+    assert text.count("  keeps ") == 3 and text.count("; with --recompute selective") == 1
     bare = program.run("--print-model", "--model=gpt2", "--bias=false", "--tied-head=false", "--device=cpu").stdout
     assert "bias" not in bare.replace("no biases", "") and "lm_head.weight" in bare
 
@@ -180,6 +182,16 @@ def test_print_step_folds_the_blocks_of_each_micro_batch(options):
     assert shown(16, 96) <= shown(16, 24) + 8
     if not options:
         assert shown(100, 24) == shown(16, 24) <= 40
+
+
+def test_print_step_shows_whole_micro_batches():
+    """The first two are printed, from the load of the tokens to the last backward pass. The others are the same."""
+    text = program.run("--layers=1", "--channels=32", "--heads=2", "--seq-len=16", "--micro-batch-size=1", "--global-batch-tokens=128",
+                       "--print-step").stdout
+    begin, end = map(int, re.search(r"the same for later micro-batches \(actions (\d+) to (\d+)\)", text).groups())
+    loads = [int(number) for number in re.findall(r"^ *(\d+) .* load  ", text, re.MULTILINE)]
+    assert len(loads) == 2 and begin - loads[1] == (end + 1 - begin) / 6
+    assert re.search(rf"^ *{begin - 1} .* backward +embedding +1 ", text, re.MULTILINE)
 
 
 @pytest.mark.parametrize("ranks, options, lines", [(2, ["--zero-stage=3"], 80), (2, ["--zero-stage=2"], 50),

@@ -199,12 +199,25 @@ def test_a_recipe_without_its_data_names_the_command_that_gets_them(tmp_path):
         for words, missing in (([], f"fineweb.py --name edu --size {size}"), (["2", "--train-data", "t"], "hellaswag.py")):
             done = subprocess.run([tmp_path / "scripts/recipe.sh", name, *words], capture_output=True, text=True)
             assert (done.returncode, done.stdout) == (2, "") and done.stderr.endswith(f"; get the recipe's data with: python data/{missing}\n")
+    for words in (["--print-step"], ["--steps", "0"]):  # plans need no data
+        done = subprocess.run([tmp_path / "scripts/recipe.sh", "gpt2_124M", *words], capture_output=True, text=True)
+        assert "launch.sh: No such file" in done.stderr  # it went on
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_of_its_own_sizes_has_a_plan(name):
     done = program.run("--config", ROOT / f"scripts/recipes/{name}.toml", "--device=cpu", "--print-step")
     assert done.stdout.count("update") >= 1
+
+
+def test_a_recipe_is_planned_without_its_data(tmp_path):
+    """The plan takes no memory and writes nothing. An option that is typed must name data that are there."""
+    plan = ["--config", ROOT / "scripts/recipes/gpt2_124M.toml", "--device=cpu", "--steps=0", f"--out-dir={tmp_path}/run"]
+    done = program.run(*plan)
+    assert "note: this is only a plan: --train-data: no file matches 'data/fineweb_edu_10B/train_*.bin'" in done.stdout and "memory " in done.stdout
+    assert not (tmp_path / "run").exists()
+    done = program.run(*plan, f"--train-data={tmp_path}/x", check=False)
+    assert done.returncode == 1 and f"'{tmp_path}/x'" in done.stderr
 
 
 # Replaces Slurm's programs: one process, which gets SIGUSR1 after a step the first time, as --signal requests.

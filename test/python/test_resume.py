@@ -91,6 +91,8 @@ def test_resume_alone_without_a_directory_goes_on_with_the_newest_run(tmp_path):
     # A resumed run is the newest.
     [first] = [folder for folder in (tmp_path / "runs").iterdir() if folder.name != "other"]
     run("--steps=5", f"--out-dir=runs/{first.name}", "--resume")
+    run("--steps=0", "--out-dir=runs/plan")  # hides no run, nor does an evaluation
+    run("--steps=0", "--init=runs/other", "--out-dir=runs/evaluated")
     assert f"resuming from runs/{first.name}/checkpoint-00000005" in run("--steps=6", "--resume")
 
 
@@ -244,7 +246,7 @@ def test_a_new_run_without_steps_records_itself_and_loses_no_steps(tmp_path):
     program.run(*MODEL, "--sample-tokens=0", "--steps=0", "--seed=5", f"--out-dir={tmp_path}/b", f"--metrics={metrics}")
     look = program.Run(tmp_path / "a")
     assert look.lines == [] and look.record["configuration"]["seed"] == 5
-    assert "\nseed = 5\n" in (tmp_path / "b/config.toml").read_text()
+    assert not (tmp_path / "b").exists()  # it has no weights: it is a plan
     assert len((tmp_path / "a/metrics.jsonl.1").read_text().splitlines()) == 7
 
 

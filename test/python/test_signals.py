@@ -1,4 +1,4 @@
-"""Stopping on request: Ctrl-C, SIGUSR1 and SIGTERM finish the step, save, and print the command that resumes. The tests run
+"""Stopping on request: Ctrl-C, SIGHUP, SIGUSR1 and SIGTERM finish the step, save, and print the command that resumes. The tests run
 this command as printed. A second signal ends the run at once. Tested alone, with --processes, and under mpirun."""
 
 import os
@@ -34,6 +34,12 @@ STARTS = {"alone": [program.PROGRAM], "one": [program.PROGRAM, "--processes", "1
 NEEDS_MPI = pytest.mark.skipif(not program.HAS_MPI, reason="make MPI=0")
 
 
+def heed_signals():
+    """In a new process: a signal that the tests' own process ignores, as under nohup, is not ignored."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+
+
 class Started:
     """A run in its own process group, with its standard output and error in one pipe or terminal."""
 
@@ -44,12 +50,13 @@ class Started:
             pid, self.file = pty.fork()  # the terminal is its controlling terminal
             if pid == 0:
                 os.chdir(program.ROOT)
+                heed_signals()
                 os.execvpe(command[0], command, ENVIRONMENT)
             self.pid, self.process = pid, None
         else:
             self.file, theirs = os.pipe()
             self.process = subprocess.Popen(command, cwd=program.ROOT, stdin=subprocess.DEVNULL, stdout=theirs,
-                                            stderr=theirs, env=ENVIRONMENT, start_new_session=True)
+                                            stderr=theirs, env=ENVIRONMENT, start_new_session=True, preexec_fn=heed_signals)
             self.pid = self.process.pid
             os.close(theirs)
 
@@ -103,6 +110,14 @@ def processes_naming(text):
         except OSError:
             pass
     return found
+
+
+def process_of_rank(rank, text):
+    """The id of the process that is this rank of the job whose command line contains a text."""
+    for process in processes_naming(text):
+        if f"RANK={rank}".encode() in pathlib.Path(f"/proc/{process}/environ").read_bytes().split(b"\0"):
+            return process
+    raise AssertionError(f"no process of rank {rank}")
 
 
 def expect_no_process(text):
@@ -183,6 +198,18 @@ def test_the_command_after_the_last_step_trains_on(tmp_path):
     result = type_command(command_to_go_on(result.stdout))
     assert result.returncode == 0, result.stdout + result.stderr
     assert program.Run(tmp_path).column("step") == list(range(1, 9))
+
+
+@pytest.mark.parametrize("launcher", ["alone", "two"])
+def test_a_closed_terminal_stops_after_the_step(launcher, tmp_path):
+    """The run can print nothing any more, and saves all the same."""
+    run = Started(launcher, *QUICK, f"--steps={MANY_STEPS}", f"--out-dir={tmp_path}", terminal=True)
+    run.read_until(r" 20/100,000 ")  # the progress line
+    os.close(run.file)
+    assert os.waitstatus_to_exitcode(os.waitpid(run.pid, 0)[1]) == STOPPED
+    saved, = tmp_path.glob("checkpoint-*")
+    assert 20 <= int(saved.name.split("-")[1]) < MANY_STEPS
+    expect_no_process(str(tmp_path))
 
 
 @pytest.mark.parametrize("launcher", ["alone", "two"])
@@ -374,11 +401,33 @@ def test_a_second_signal_while_it_saves_leaves_the_checkpoint_before(tmp_path):
 def test_what_other_ranks_say_is_not_appended_to_the_progress(tmp_path):
     run = Started("two", *QUICK, f"--steps={MANY_STEPS}", f"--out-dir={tmp_path}", terminal=True)
     run.read_until(r"20/100,000  \d")
-    os.kill(max(processes_naming(str(tmp_path))), signal.SIGKILL)
+    os.kill(process_of_rank(1, str(tmp_path)), signal.SIGKILL)
     assert run.wait() == 128 + signal.SIGKILL
     lines = re.split("\r\x1b\\[K|\n", run.text)
     assert any(line.startswith("error: rank 1 is gone: ") for line in lines), run.text
     assert "left" not in re.split("\x1b\\[K", run.text)[-1]
+
+
+def test_a_rank_that_ends_is_named_if_no_other_rank_can_say_it(tmp_path):
+    """The launcher waits ten seconds for the others, which are stopped here."""
+    run = Started("two", *ENDLESS, f"--out-dir={tmp_path}")
+    run.read_until("^ +results ")
+    os.kill(process_of_rank(0, str(tmp_path)), signal.SIGSTOP)
+    os.kill(process_of_rank(1, str(tmp_path)), signal.SIGKILL)
+    assert run.wait() == 128 + signal.SIGKILL
+    assert "error: rank 1 was ended by signal 9 (Killed); other ranks still ran 10 seconds later and are killed\n" in run.text
+
+
+def test_ranks_that_are_all_killed_are_named(tmp_path):
+    """As by a kernel without memory. Both are stopped before, so neither sees the other's end."""
+    run = Started("two", *ENDLESS, f"--out-dir={tmp_path}")
+    run.read_until("^ +results ")
+    ranks = [process_of_rank(rank, str(tmp_path)) for rank in (0, 1)]
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for rank in ranks:
+            os.kill(rank, number)
+    assert run.wait() == 128 + signal.SIGKILL
+    assert re.search(r"error: rank [01] was ended by signal 9 \(Killed\)\n", run.text), run.text
 
 
 def test_nothing_outlives_the_launcher(tmp_path):
@@ -387,6 +436,17 @@ def test_nothing_outlives_the_launcher(tmp_path):
     run.send(signal.SIGKILL)
     expect_no_process(str(tmp_path))
     run.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_rank_that_has_just_started_keeps_the_signal(number, tmp_path):
+    """It does not die of it before it can handle it."""
+    run = Started("two", *ENDLESS, f"--out-dir={tmp_path}")
+    children = pathlib.Path(f"/proc/{run.pid}/task/{run.pid}/children")
+    while len(ranks := children.read_text().split()) < 2:
+        assert run.process.poll() is None
+    os.kill(int(ranks[1]), number)
+    assert run.wait() == STOPPED, run.text
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -7,7 +7,7 @@ import re
 
 import pytest
 import simulated
-from program import digest
+from program import Run, digest
 from simulated import at_once, train
 from simulated_experiment import BF16, ROUNDED, STOCHASTIC, cached, counted, results
 
@@ -53,6 +53,12 @@ def test_tf32_is_taken_where_it_is_asked_for(experiment, tmp_path):
     assert results(again) == results(rounded)
     kinds = set(choices(tmp_path / "cache/train_gpt/algorithms.txt"))
     assert len(kinds) == 2 and {kind.removesuffix(", TF32") for kind in kinds} < kinds
+    # A resumed run keeps TF32 on GPUs. A CPU has none, and a note says so.
+    resumed = simulated.run(["--resume", "--out-dir", tmp_path / "1/run", "--steps=6"], tmp_path, variables=cached(tmp_path))
+    assert resumed.returncode == 0 and "--tf32" not in resumed.stdout, resumed.stdout + resumed.stderr
+    assert Run(tmp_path / "1/run").record["configuration"]["tf32"] is True
+    resumed = simulated.run(["--resume", "--out-dir", tmp_path / "1/run", "--steps=7", "--device=cpu"], tmp_path)
+    assert "note: --tf32 is false, but was true in the checkpoint" in resumed.stdout, resumed.stdout + resumed.stderr
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

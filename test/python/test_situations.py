@@ -11,7 +11,8 @@ MODEL = [*program.SMALL, "--lr=1e-3", "--val-batches=1"]
 PAGE = program.ROOT / "docs/checkpoints.md"
 STEPS = 8
 STARTS = ["neither", "`--resume`", "`--resume-if-any`", "`--overwrite`"]
-ONE_MESH, OTHER_MESH = 1, 2  # processes
+OTHER_MESH = 2  # processes
+OTHER_OPTIONS = ["--weight-decay=0.2"]
 
 
 def without_marks(text):
@@ -47,9 +48,12 @@ def files(folder):
     return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def start(folder, how, *options, ranks=ONE_MESH):
+def start(folder, how, state, *options):
+    """The run `whole`, or what the state compares it with: another mesh, or other options."""
     words = [] if how == "neither" else [without_marks(how)]
-    return program.run(*options, f"--out-dir={folder}", "--sample-tokens=0", *words, ranks=ranks, check=False)
+    ranks = OTHER_MESH if state == "holds a run of another mesh" else 1
+    others = OTHER_OPTIONS if state == "holds a run with other options" else []
+    return program.run(*options, *others, f"--out-dir={folder}", "--sample-tokens=0", *words, ranks=ranks, check=False)
 
 
 def refused(result, folder, before, *words):
@@ -61,31 +65,33 @@ def refused(result, folder, before, *words):
     return True
 
 
-def begins(result, folder, whole):
-    """A run from its first step, with the numbers of `whole` and no other checkpoint."""
+def begins(folder, how, state):
+    """A run from its first step, with the numbers of such a run in a new directory and no other checkpoint."""
+    result = start(folder, how, state, *MODEL, f"--steps={STEPS}")
     assert result.returncode == 0, result.stderr
+    assert start(folder.parent / "new", "neither", state, *MODEL, f"--steps={STEPS}").returncode == 0
     run = program.Run(folder)
-    assert run.losses == whole.losses and run.column("step") == list(range(1, STEPS + 1))
+    assert run.losses == program.Run(folder.parent / "new").losses and run.column("step") == list(range(1, STEPS + 1))
     return not any(path.name == "checkpoint-00000099" for path in folder.iterdir())
 
 
 # Each text of the first table has a function that checks it.
 def check_begins(folder, how, state, whole):
-    assert begins(start(folder, how, *MODEL, f"--steps={STEPS}"), folder, whole)
+    assert begins(folder, how, state)
 
 
 def check_replaced(folder, how, state, whole):
     shutil.copytree(folder / f"checkpoint-{4:08}", folder / "checkpoint-00000099", dirs_exist_ok=True) \
         if (folder / f"checkpoint-{4:08}").exists() else None
     (folder / "notes.txt").write_text("of the user")
-    assert begins(start(folder, how, *MODEL, f"--steps={STEPS}"), folder, whole)
+    assert begins(folder, how, state)
     assert (folder / "notes.txt").read_text() == "of the user"
     assert [path.name for path in folder.glob("checkpoint-*")] == [f"checkpoint-{STEPS:08}"]
 
 
 def check_error(folder, how, state, whole):
     before = files(folder) if folder.exists() else {}
-    result = start(folder, how, *MODEL, f"--steps={STEPS}")
+    result = start(folder, how, state, *MODEL, f"--steps={STEPS}")
     if how == "neither":
         words = [f"--out-dir: {folder} holds a run of {STEPS} steps; ", "choose another --out-dir, or add --overwrite to replace it"]
         assert ("add --resume, " in result.stderr) == (state != "holds a run that saved no checkpoint")
@@ -97,7 +103,7 @@ def check_error(folder, how, state, whole):
 
 
 def check_same_bits(folder, how, state, whole):
-    result = start(folder, how, *MODEL, f"--steps={STEPS}")
+    result = start(folder, how, state, *MODEL, f"--steps={STEPS}")
     assert "after step 4" in result.stdout, result.stderr
     assert program.Run(folder).losses == whole.losses
     weights = f"checkpoint-{STEPS:08}/model.safetensors"
@@ -106,12 +112,13 @@ def check_same_bits(folder, how, state, whole):
 
 def check_finished(folder, how, state, whole):
     before = files(folder)
-    result = start(folder, how, *MODEL, f"--steps={STEPS}")
+    result = start(folder, how, state, *MODEL, f"--steps={STEPS}")
     assert result.returncode == 0, result.stderr
     assert f"resuming from {folder}/checkpoint-{STEPS:08} after step {STEPS}" in result.stdout
-    after = files(folder)
-    assert {name for name in before if before[name] != after[name]} <= {path for path in before if path.suffix in (".json", ".toml", ".jsonl")}
-    longer = start(folder, how, *MODEL, "--steps=12")
+    assert "nothing to train: the earlier run's records are not changed" in result.stdout.replace("\n      ", " ")
+    start(folder, how, state, *MODEL, f"--steps={STEPS}", "--lr=0.1")
+    assert files(folder) == before
+    longer = start(folder, how, state, *MODEL, "--steps=12")
     ends = program.Run(folder)
     assert ends.column("step") == list(range(1, 13)) and ends.losses[:STEPS] == whole.losses
     assert "note: the learning rate rises from" in longer.stdout and "give --lr-schedule constant --lr " in longer.stdout
@@ -119,7 +126,7 @@ def check_finished(folder, how, state, whole):
 
 def check_mesh(folder, how, state, whole):
     shutil.rmtree(folder / f"checkpoint-{STEPS:08}")
-    result = start(folder, how, *MODEL, f"--steps={STEPS}", ranks=OTHER_MESH)
+    result = start(folder, how, state, *MODEL, f"--steps={STEPS}")
     assert "after step 4" in result.stdout, result.stderr
     run = program.Run(folder)
     assert run.record["mesh"]["world"] == OTHER_MESH and run.losses[:4] == whole.losses[:4]
@@ -130,9 +137,9 @@ def check_mesh(folder, how, state, whole):
 def check_options(folder, how, state, whole):
     shutil.rmtree(folder / f"checkpoint-{STEPS:08}")
     before = files(folder)
-    other = start(folder, how, *MODEL, "--layers=3", f"--steps={STEPS}")
+    other = start(folder, how, state, *MODEL, "--layers=3", f"--steps={STEPS}")
     assert refused(other, folder, before, "has another model: its --layers is 2, this run's is 3")
-    result = start(folder, how, *MODEL, f"--steps={STEPS}", "--weight-decay=0.2")
+    result = start(folder, how, state, *MODEL, f"--steps={STEPS}")
     assert "note: --weight-decay is 0.2, but was 0.1 in the checkpoint" in result.stdout
     run = program.Run(folder)
     assert run.losses[:5] == whole.losses[:5] and run.losses[6:] != whole.losses[6:]
@@ -145,8 +152,8 @@ MEANINGS = {
     "replaces it": check_replaced,
     "goes on, the same bits": check_same_bits,
     "nothing to train (1)": check_finished,
-    "goes on, within rounding": check_mesh,
-    "goes on, with notes (2)": check_options,
+    "goes on, within rounding (2)": check_mesh,
+    "goes on, with notes (3)": check_options,
 }
 FIRST, SECOND = tables()
 
@@ -177,6 +184,7 @@ def goes_on_there(tmp_path, whole):
 
 def goes_on_again(tmp_path, whole):
     goes_on_there(tmp_path, whole)
+    program.run(*MODEL, f"--steps={STEPS + 1}", "--sample-tokens=0", f"--out-dir={tmp_path}/y", "--resume")
     goes_on_there(tmp_path, whole)
 
 
@@ -184,7 +192,15 @@ def is_refused(tmp_path, whole):
     program.train(tmp_path / "y", *MODEL, "--steps=3", "--seed=7")
     before = files(tmp_path / "y")
     result = elsewhere(tmp_path, whole)
-    assert refused(result, tmp_path / "y", before, f"--out-dir: {tmp_path}/y holds a run of 3 steps; choose another --out-dir, or add")
+    assert refused(result, tmp_path / "y", before, f"--out-dir: {tmp_path}/y holds another run of 3 steps; choose another --out-dir\n")
+    result = program.run(*MODEL, "--steps=9", f"--out-dir={tmp_path}/y/best", f"--resume={tmp_path}/y", check=False)
+    assert refused(result, tmp_path / "y", before, "best is for the best checkpoint of the run above it; choose another --out-dir\n")
+    # The run from which this one began is another run too.
+    shutil.copytree(whole.out_dir, tmp_path / "x")
+    program.run(*MODEL, "--steps=6", "--sample-tokens=0", f"--out-dir={tmp_path}/z", f"--resume={tmp_path}/x/checkpoint-00000004")
+    before = files(tmp_path / "x")
+    result = program.run(*MODEL, "--steps=9", "--sample-tokens=0", f"--out-dir={tmp_path}/x", f"--resume={tmp_path}/z", check=False)
+    assert refused(result, tmp_path / "x", before, f"--out-dir: {tmp_path}/x holds another run of {STEPS} steps; choose another --out-dir\n")
 
 
 ELSEWHERE = {

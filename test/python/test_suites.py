@@ -1,7 +1,9 @@
 """The table of the suites, the program that runs them, and `make check`."""
 
+import fnmatch
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -41,6 +43,15 @@ def test_each_suite_has_a_tier_a_group_and_a_budget():
     assert all(f"\nprograms-{group}: " in makefile for group in suites.GROUPS)
 
 
+def test_a_suite_alone_builds_the_programs_that_it_runs():
+    """Otherwise `make test SUITE=...` would test old ones."""
+    for path in (ROOT / "test/python").glob("*_*.py"):
+        for suite in (suite for suite in all_suites() if suite.command[-2:-1] == [str(path.relative_to(ROOT))]):
+            programs = suite.needs.programs.split()
+            assert "trainer" in programs
+            assert "simulated" in programs or not re.search("^import simulated", path.read_text(), re.MULTILINE), path
+
+
 def test_the_budgets_of_make_test_leave_room():
     assert sum(suite.needs.budget for suite in all_suites() if suite.needs.tier == "test") <= MOST
 
@@ -48,15 +59,30 @@ def test_the_budgets_of_make_test_leave_room():
 def test_every_folder_has_suites_that_check_it():
     known = {name for suite in all_suites() for name in (suite.name, suite.whole)}
     assert {name for named in suites.CHECKED_BY.values() for name in named.split()} <= known
-    folders = {str(path.relative_to(ROOT)) for path in ROOT.glob("llmc/*") if path.is_dir()}
-    assert all(suites.suites_of_file(f"{folder}/x.cpp") for folder in folders)
+    code = [str(path.relative_to(ROOT)) for folder in ("llmc", "dev", "data", "scripts", "test") for path in (ROOT / folder).rglob("*.*")
+            if path.suffix in {".h", ".cpp", ".cu", ".cuh", ".py", ".sh", ".mk"}]
+    assert len(code) > 500 and [name for name in code if not suites.suites_of_file(name)] == []
     assert suites.suites_of_file("test/python/test_resume.py") == ["resume"]
+    patterns = list(suites.CHECKED_BY)
+    hidden = [pattern for i, pattern in enumerate(patterns) if any(fnmatch.fnmatch(pattern, earlier) for earlier in patterns[:i])]
+    assert hidden == []
     assert suites.suites_of_file("LICENSE") == []
 
 
 def test_the_tests_of_a_changed_kernel():
     assert check.filter_of_kernels(["llmc/device/cuda/attention_tiles.cuh", "dev/adamw.cu"]) == "*adam*:*Adam*:*atte*:*Atte*"
     assert check.filter_of_kernels(["llmc/train/options.cpp"]) == ""
+    # A header of several kernels, and files of all tests.
+    assert {"*clas*", "*laye*", "*glob*"} <= set(check.filter_of_kernels(["llmc/device/cuda/reduce.cuh"]).split(":"))
+    assert check.filter_of_kernels(["test/kernels/kernels_main.cpp", "dev/adamw.cu"]) == ""
+
+
+def test_a_changed_file_of_any_kernel_has_tests():
+    """GoogleTest without a test is an error. The tests' names are in the macros that define them."""
+    tests = " ".join(re.findall(r"TEST(?:_P|_F)?\((\w+, \w+)", "".join(path.read_text() for path in ROOT.glob("test/kernels/*.cpp"))))
+    for path in [*ROOT.glob("llmc/device/cuda/*.cuh"), *ROOT.glob("dev/*.cu"), *ROOT.glob("test/kernels/*")]:
+        for word in filter(None, check.filter_of_kernels([str(path.relative_to(ROOT))]).split(":")[::2]):
+            assert word.strip("*").lower() in tests.lower(), path
 
 
 def test_a_name_means_the_suite_of_its_tier():

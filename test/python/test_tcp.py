@@ -16,7 +16,7 @@ import pytest
 import program
 from program import digest
 from refused import one_error
-from tcp_job import Job, free_port
+from tcp_job import ESTABLISHED, LISTENS, Job, free_port, sockets_at
 
 TOOLS = program.ROOT / program.BUILD / "test/tools"
 PROBE = TOOLS / "communicator_probe"
@@ -171,22 +171,52 @@ def test_rank_0_that_does_not_come():
     job = Job(3, seconds=1)
     for rank in (1, 2):
         job.start(rank, PROBE, "world")
-    refused(job.end(), f"no process with RANK=0 answered at 127.0.0.1:{job.port} within 1 s: Connection refused")
+    refused(job.end(), f"no process with RANK=0 answered at 127.0.0.1:{job.port} within {job.seconds} s: Connection refused")
 
 
 @pytest.mark.parametrize("twice", [0, 1])
 def test_two_processes_with_one_rank(twice):
     job = Job(3)
-    for rank in (0, 1, twice):
-        job.start(rank, PROBE, "world")
-        time.sleep(0.3)
+    job.start(0, PROBE, "world")
+    wait_for(lambda: sockets_at(job.port, LISTENS))
+    job.start(1, PROBE, "world")
+    wait_for(lambda: sockets_at(job.port, ESTABLISHED))
+    job.start(twice, PROBE, "world")
     if twice == 1:
         refused(job.end(), "two processes have RANK=1; give each of the 3 processes its own, from 0 to 2")
     else:  # the job is not affected
+        wait_for(lambda: job.processes[-1].poll() is not None)
         job.start(2, PROBE, "world")
         ended = job.end()
         assert ended.statuses == [0, 0, 1, 0]
         assert f"cannot listen on port {job.port}: Address already in use; another program or another job's RANK=0 uses it" in one_error(ended.err)
+
+
+def test_a_plan_whose_data_are_on_one_machine_only(tmp_path):
+    """Each process has a directory of its own, as on two machines."""
+    for rank in (0, 1):
+        (tmp_path / str(rank)).mkdir()
+        (tmp_path / str(rank) / "c.toml").write_text('train-data = "text"\nsteps = 0\n')
+    (tmp_path / "0/text").write_text("A text for training. " * 1000)
+    (tmp_path / "0/x").mkdir()
+    (tmp_path / "0/x/run.json").touch()
+    for more in (["--config=c.toml", "--metrics=m"], ["--steps=0", "--out-dir=x"]):
+        job = Job(2)
+        for rank in (0, 1):
+            job.start(rank, "env", "-C", tmp_path / str(rank), program.ROOT / program.PROGRAM, *MODEL, *more)
+        ended = job.end()
+        assert (ended.statuses, ended.err) == ([0, 0], "") and ("note: this is only a plan: " in ended.out) == ("--metrics=m" in more)
+
+
+@pytest.mark.parametrize("having", [0, 1])
+def test_a_checkpoint_on_one_machine_only(having, tmp_path):
+    for rank in (0, 1):
+        (tmp_path / str(rank)).mkdir()
+    program.run(*MODEL, "--steps=1", f"--out-dir={tmp_path}/{having}/x")
+    job = Job(2)
+    for rank in (0, 1):
+        job.start(rank, "env", "-C", tmp_path / str(rank), program.ROOT / program.PROGRAM, *MODEL, "--steps=2", "--resume-if-any", "--out-dir=x")
+    refused(job.end(), f"rank 1 is at step {having} and rank 0 at step {1 - having}: the processes do not see the same checkpoint")
 
 
 def test_another_world_size():
@@ -252,13 +282,18 @@ def test_a_port_that_another_program_has():
 
 
 def test_a_process_that_ends_while_others_are_awaited():
-    job = Job(3)
-    job.start(0, PROBE, "world")
-    victim = job.start(1, PROBE, "world")
-    time.sleep(0.5)
-    victim.kill()
-    refused(job.end(), "RANK=1 ended before all processes were connected",
-            statuses=[1, -signal.SIGKILL])
+    """Its hello comes through the test, which kills it then: rank 0 certainly hears of it first, and then of its end."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        job = Job(3)
+        job.start(0, PROBE, "world")
+        victim = job.start(1, PROBE, "world", MASTER_PORT=str(server.getsockname()[1]))
+        with server.accept()[0] as connection:
+            hello = connection.recv(256, socket.MSG_WAITALL)  # as long in all versions (llmc/comm/rendezvous.cpp)
+            wait_for(lambda: sockets_at(job.port, LISTENS))
+            with socket.create_connection(("127.0.0.1", job.port)) as to_rank_0:
+                to_rank_0.sendall(hello)
+                victim.kill()
+    refused(job.end(), "RANK=1 ended before all processes were connected", statuses=[1, -signal.SIGKILL])
 
 
 # ---- later failures
@@ -419,6 +454,14 @@ def test_the_launcher_makes_a_job():
 def test_a_wrong_number_of_processes_is_refused(given, problem):
     result = subprocess.run([program.PROGRAM, *given], cwd=program.ROOT, capture_output=True, text=True, timeout=60)
     assert (result.returncode, result.stdout, result.stderr) == (1, "", f"error: {problem}\n")
+
+
+@pytest.mark.parametrize("twice", [["--processes", "3"], ["--processes=3"]])
+def test_the_script_takes_one_number_of_processes(twice):
+    command = ["scripts/launch.sh", "-np", "2", program.PROGRAM, *twice]
+    result = subprocess.run(command, cwd=program.ROOT, capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.startswith(f"error: -np gives the number of processes; leave {twice[0]} out\n")
 
 
 def test_a_rank_starts_no_processes():

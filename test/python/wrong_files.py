@@ -195,7 +195,7 @@ def without(name):
 RESUME = ["--resume={}/" + CHECKPOINT]
 NEWEST = ["--out-dir={}/run", "--resume"]
 
-DAMAGED_MANIFEST = ["the checkpoint is damaged: ", "manifest.json is not a manifest; resume from an older one"]
+DAMAGED_MANIFEST = ["the checkpoint is damaged: ", "manifest.json is not a manifest; take an older one"]
 
 CHECKPOINTS = [
     Case("no such checkpoint", ["--resume=none"], ["no checkpoint: none is not a directory"], ranks=(1, 2, 4)),
@@ -301,6 +301,10 @@ OUTPUTS = [
          ["--export", "for other results"]),
     Case("export below a checkpoint", ["--out-dir={}/run", "--export={}/run/checkpoint-00000004/a/x"],
          ["--export", "for other results"]),
+    Case("export through a link to a checkpoint", ["--out-dir={}/run", "--export={}/link/model.safetensors"], ["--export", "for other results"],
+         lambda folder: ((folder / "other/checkpoint-00000002").mkdir(parents=True), (folder / "link").symlink_to("other/checkpoint-00000002"))),
+    Case("metrics over another run's configuration", ["--out-dir={}/run", "--metrics={}/other/config.toml"], ["--metrics", "for other results"],
+         lambda folder: ((folder / "other").mkdir(), (folder / "other/config.toml").touch())),
     Case("metrics in a checkpoint's place", ["--out-dir={}/run", "--metrics={}/run/checkpoint-00000004"],
          ["--metrics", "for other results"]),
     Case("export in the default metrics' place", ["--out-dir={}/run", "--export={}/run/metrics.jsonl"],

@@ -13,6 +13,19 @@ def config(text):
     return lambda folder: (folder / "c.toml").write_text(text)
 
 
+def of_another_run(name):
+    def make(folder):
+        (folder / "b").mkdir()
+        (folder / "b/run.json").write_text("{}")
+        (folder / "b" / name).write_text("something\n")
+    return make
+
+
+def checkpoint(folder):
+    (folder / "checkpoint-00000001").mkdir()
+    (folder / "checkpoint-00000001/model.safetensors").touch()
+
+
 EXAMPLE = '{"ctx": "once", "endings": ["a", "b", "c", "d"], "label": 2}\n'
 
 # Options without meaning for a text from given weights, even with their default values.
@@ -61,14 +74,16 @@ OPTIONS = [
          ["--pipeline-parallel 3 needs a layer for each stage, but --layers is 2; give at most 2 stages"]),
     Case("a run of a pipeline on one process", ["--pipeline-parallel=2", "--pipeline-timeline"],
          ["--pipeline-parallel 2 needs at least 2 processes; 1 is running; start 2"]),
-    Case("an export of a pipeline on one process", ["--pipeline-parallel=2", "--pipeline-timeline", "--steps=0", "--export={}/x.safetensors"],
-         ["--pipeline-parallel 2 needs at least 2 processes; 1 is running; start 2"]),
     Case("a timeline into a file", ["--pipeline-parallel=2", "--pipeline-timeline", "--steps=0", "--out-dir={}/c.toml"],
          ["--out-dir: ", "c.toml", "Not a directory"], config(""), ranks=(1, 2)),
+    *(Case(f"--{option} of a timeline that is only drawn", ["--pipeline-parallel=2", "--pipeline-timeline", "--steps=0", f"--{option}={{}}/x"],
+           [f"--{option}: --pipeline-timeline with --steps 0 only draws; leave one of them out"], ranks=(1, 2)) for option in ("metrics", "export")),
+    Case("a timeline into a checkpoint", ["--pipeline-parallel=2", "--pipeline-timeline", "--steps=0", "--out-dir={}/checkpoint-00000001"],
+         ["checkpoint-00000001 is a checkpoint; name the directory of a run"], checkpoint, ranks=(1, 2)),
     Case("a timeline over a directory", ["--pipeline-parallel=2", "--pipeline-timeline", "--out-dir={}"],
          ["--out-dir: ", "pipeline-measured.svg"], lambda folder: (folder / "pipeline-measured.svg").mkdir(), ranks=(2,)),
     Case("verbose with a value", ["--verbose=1"], ["--verbose takes no value"]),
-    Case("value empty", ["--train-data="], ["--train-data needs a value"]),
+    Case("value empty", ["--train-data="], ["--train-data: the value is empty"]),
     Case("not a number", ["--lr=fast"], ["--lr: 'fast' is not a number; give a number such as 0.001"]),
     Case("not a whole number", ["--steps=1.5"], ["--steps: '1.5' is not a whole number; give a number such as 100"]),
     Case("trailing letters", ["--steps=10k"], ["--steps: '10k' is not a whole number"]),
@@ -191,6 +206,9 @@ OPTIONS = [
     Case("export over the run's configuration", ["--out-dir={}/a", "--export={}/a/config.toml"],
          ["--export", "for other results"]),
     Case("metrics over the run's record", ["--out-dir={}/a", "--metrics={}/a/run.json"], ["--metrics", "for other results"]),
+    *(Case(f"{option[2:]} over another run's {name}", ["--out-dir={}/a", f"{option}={{}}/b/{name}"], [option, "for other results"], of_another_run(name))
+      for option, name in (("--export", "metrics.jsonl"), ("--metrics", "config.toml"), ("--export", "pipeline-measured.svg"),
+                           ("--export", "algorithms.txt"))),
     Case("export into a checkpoint", ["--out-dir={}/a", "--export={}/a/checkpoint-00000004/model.safetensors"],
          ["--export", "for other results"]),
     Case("configuration is a device", ["--config=/dev/zero"], ["/dev/zero is a device"]),

@@ -16,7 +16,7 @@
 #include <random>
 #include <vector>
 
-#include "llmc/device/cuda/kernel_name.h"
+#include "llmc/device/cuda/launch.h"
 #include "simt/cuda_on_cpu.h"
 #include "simt/fiber.h"
 #include "simt/launch_limits.h"

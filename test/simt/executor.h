@@ -27,7 +27,7 @@
 #include <map>
 #include <string>
 
-#include "llmc/device/cuda/chip.h"
+#include "llmc/device/cuda/launch.h"
 #include "simt/kernel_report.h"
 #include "simt/site.h"
 

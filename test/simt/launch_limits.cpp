@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "llmc/core/error.h"
-#include "llmc/device/cuda/kernel_name.h"
+#include "llmc/device/cuda/launch.h"
 
 namespace simt {
 

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <string>
 
-#include "llmc/device/cuda/chip.h"
+#include "llmc/device/cuda/launch.h"
 #include "simt/executor.h"
 #include "simt/kernel_report.h"
 

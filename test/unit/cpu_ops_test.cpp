@@ -87,7 +87,7 @@ TEST_P(CpuOperations, EncoderRefusesATokenWithoutARow) {
 struct NormalizedRow {
     std::vector<double> h;
     double mean, rstd;
-    double mean_error, h_error;  // bounds: of the mean; of h, relative to |h| + 1
+    double mean_error, h_error;  // bounds for the mean, and for h relative to |h| + 1
 };
 
 // Let d = x - mean, all in fp32. The mean is a sum of C terms, divided: its error is (C + 1) u mean|x|. A

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "llmc/device/streams.h"
+#include "llmc/device/device.h"
 
 namespace llmc {
 

@@ -1,5 +1,5 @@
 // Meshes that do not fit: the message advises everything that would fit, and nothing else.
-#include "llmc/parallel/mesh_sizes.h"
+#include "llmc/parallel/mesh.h"
 
 #include <gtest/gtest.h>
 

@@ -55,6 +55,15 @@ TEST(RemovedOptions, AreRefusedWithTheirSuccessorInAConfiguration) {
     EXPECT_EQ(refusal_of_file("lr = 3\n"), "");
 }
 
+// CLI11 takes the next argument for the value of "--name=".
+TEST(EmptyValues, AreNotTakenFromTheNextArgument) {
+    EXPECT_EQ(refusal({"--out-dir=", "--overwrite"}),
+              "--out-dir: the value is empty; give a value, or leave the option out");
+    EXPECT_EQ(refusal({"--config=", "--quiet"}),
+              "--config: the file's name is empty; give a name, or leave the option out");
+    EXPECT_EQ(refusal({"--prompt=", "--steps=1"}), "");
+}
+
 TEST(RemovedOptions, OthersAreUnknown) {
     EXPECT_EQ(refusal({"--learning-rates=3"}).substr(0, 32), "unknown option --learning-rates;");
     EXPECT_EQ(refusal({"--learning-rate=3"}, {}).substr(0, 31), "unknown option --learning-rate;");

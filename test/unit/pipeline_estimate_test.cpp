@@ -61,7 +61,7 @@ TEST(PipelineEstimate, WhatRecomputesIsNotSplit) {
         for (const PassTimes& time : whole) EXPECT_EQ(time.backward_weight, 0);
         // If every second block recomputes, half of the weight parts are left.
         const std::vector<PassTimes> second = times({.kind = kind, .every = 2});
-        EXPECT_NEAR(sum_of(second), sum_of(plain) + again / 2, 1e-9);
+        EXPECT_NEAR(sum_of(second), sum_of(plain) + again / 2.0, 1e-9);
         const auto weights = [](const std::vector<PassTimes>& chunks) {
             double sum = 0;
             for (const PassTimes& time : chunks) sum += time.backward_weight;

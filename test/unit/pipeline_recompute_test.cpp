@@ -205,9 +205,8 @@ TEST_F(PipelinesThatRecompute, NothingIsHeldForPartsThatAreEmpty) {
                 const int held = std::min(m, is_same ? 8 - static_cast<int>(stage) : 8);
                 EXPECT_EQ(std::ssize(plan.activations.slots), held);
                 if (!is_same) continue;
-                for (std::size_t arena = 0; arena < all_arenas.size(); ++arena)
-                    EXPECT_EQ(plan.memory.bytes(all_arenas[arena]),
-                              usual[stage].memory.bytes(all_arenas[arena]));
+                for (const ArenaKind arena : all_arenas)
+                    EXPECT_EQ(plan.memory.bytes(arena), usual[stage].memory.bytes(arena));
                 EXPECT_EQ(plan.training.actions.size(), usual[stage].training.actions.size());
             }
         }

@@ -1,5 +1,5 @@
 // Recompute: the actions of the list, the faults that its checks find, and the memory by the formula.
-#include "llmc/model/recompute.h"
+#include "llmc/model/part_lists.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@
 #include "llmc/model/units.h"
 #include "llmc/parallel/step/activations.h"
 #include "llmc/parallel/step/build_step.h"
-#include "llmc/parallel/step/insert_actions.h"
+#include "llmc/parallel/step/gathers_and_recomputes.h"
 #include "llmc/parallel/step/step_streams.h"
 #include "test/gpt2_units.h"
 #include "test/unit/planted_step_fault.h"

@@ -17,7 +17,7 @@
 #include <string_view>
 #include <vector>
 
-#include "llmc/data/stories/story_grammar.h"
+#include "llmc/data/stories/story_teller.h"
 
 // With -fsanitize=address, g++ 12 warns that members of <regex>'s own objects are uninitialised (GCC bug
 // 105562).

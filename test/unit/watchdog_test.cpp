@@ -42,8 +42,8 @@ TEST(TurnToReport, ComesToOneRankAtATimeWithPauses) {
 
 TEST(TurnToReport, RanksBeyondSixteenComeLater) {
     const auto reports_within = [](int rank, double overdue) {
-        for (double clock = 1000; clock < 1003.2; clock += 0.01)
-            if (is_turn_to_report(rank, 1000, overdue, clock)) return true;
+        for (int hundredths = 0; hundredths < 320; ++hundredths)
+            if (is_turn_to_report(rank, 1000, overdue, 1000 + hundredths / 100.0)) return true;
         return false;
     };
     EXPECT_TRUE(reports_within(15, 0.0));
@@ -81,7 +81,7 @@ class FakeTransport final : public Transport {
     void hear() override { ++hearings; }
     void finish() override {}
     void end(int) override {}
-    bool reports_failure() override { return true; }
+    bool reports_failure(std::span<const int>) override { return true; }
     void end_if_lost() override {}
     void abort() override { throw Aborted(); }
     void give_way() override {}

@@ -9,7 +9,7 @@
 
 #include "llmc/comm/communicator.h"
 #include "llmc/comm/host_communicator.h"
-#include "llmc/device/streams.h"
+#include "llmc/device/device.h"
 
 namespace llmc {
 

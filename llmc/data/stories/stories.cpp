@@ -1,14 +1,24 @@
 #include "llmc/data/stories/stories.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <iterator>
 
 #include "llmc/core/error.h"
 #include "llmc/core/random.h"
-#include "llmc/data/stories/story_grammar.h"
+#include "llmc/data/stories/story_plots.h"
+#include "llmc/data/stories/story_teller.h"
 
 namespace llmc {
+
+void tell_story(Chooser& chooser) {
+    static constexpr std::array plots = {lost_and_found, basket, collection,  present, letters, seed,
+                                         hide_and_seek,  voyage, night_visit, harvest, rocket};
+    StoryTeller teller(chooser);
+    plots[teller.choose(plots.size())](teller);
+    teller.end_story();
+}
 
 class Stories::RandomChooser final : public Chooser {
   public:

@@ -9,6 +9,15 @@
 
 namespace llmc {
 
+class Chooser;
+
+// Tells one story through a Chooser (story_teller.h): ASCII, three or four paragraphs of one line each, and
+// an empty line at the end.
+//
+// The grammar is unambiguous: no two sequences of choices give the same text. Random choices therefore give
+// the probability of the text, and the choices behind a text can be found.
+void tell_story(Chooser& chooser);
+
 // The corpus is the same for all runs, for any --seed.
 inline constexpr std::uint64_t embedded_stories_seed = 1;
 inline constexpr std::size_t embedded_stories_bytes = 2'000'000;

@@ -16,6 +16,22 @@ std::string countdown(int from) {
 
 }  // namespace
 
+void introduce(StoryTeller& s) {
+    s.tell({"Once upon a time there was {a kind} {name:child} named {name}.",
+            "Once there was a {name:child} named {name}, who lived {home}.",
+            "{Home} there lived {a kind} {name:child} named {name}.",
+            "{Name} was {a kind} {name:child} who lived {home}.",
+            "This is the story of {name}, {a kind} {name:child}."});
+}
+
+std::string the_ones(const StoryTeller& s, const std::string& list, int count) {
+    std::string text = "the " + s.text(list);
+    for (int i = 2; i <= count; ++i) {
+        text += (i == count ? " and the " : ", the ") + s.text(list + std::to_string(i));
+    }
+    return text;
+}
+
 void hide_and_seek(StoryTeller& s) {
     s.tell({"{Day}, {name} played hide and seek with {a animal}, {a animal2} and {a animal3}.",
             "{A animal}, {a animal2} and {a animal3} came to play hide and seek with {name}.",
@@ -130,7 +146,7 @@ void harvest(StoryTeller& s) {
         s.begin_round(++helpers);
         s.tell({"So {caller} called the {animal#}.", "`Come and help!` {caller} called to the {animal#}.",
                 "`Who can help?` asked {caller}. `I can,` said the {animal#}."});
-        chain = "the " + s.text("animal#") + " pulled " + s.text("caller") + ", " + chain;
+        chain.insert(0, "the " + s.text("animal#") + " pulled " + s.text("caller") + ", ");
         s.remember("chain", chain);
         s.remember("caller", "the " + s.text("animal#"));
         s.tell({"{Chain},"});

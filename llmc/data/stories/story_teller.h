@@ -20,10 +20,19 @@
 #include <string_view>
 #include <vector>
 
-#include "llmc/data/stories/story_grammar.h"
 #include "llmc/data/stories/story_words.h"
 
 namespace llmc {
+
+// Makes the choices of a story and receives its text, piece by piece, in order. Each choice is requested
+// immediately before the text that it determines.
+class Chooser {
+  public:
+    virtual ~Chooser() = default;
+    // One of 0 ... n-1, all equally likely; n is at least 2.
+    virtual std::size_t choose(std::size_t n) = 0;
+    virtual void write(std::string_view text) = 0;
+};
 
 class StoryTeller {
   public:

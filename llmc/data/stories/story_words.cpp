@@ -189,11 +189,11 @@ int number_of_word(std::string_view word) {
 std::string plural_of(std::string_view word) {
     constexpr std::string_view vowels = "aeiou";
     std::string text(word);
-    if (word.ends_with("y") && vowels.find(word[word.size() - 2]) == vowels.npos) {
+    if (word.ends_with('y') && vowels.find(word[word.size() - 2]) == vowels.npos) {
         text.pop_back();
         return text + "ies";
     }
-    if (word.ends_with("ch") || word.ends_with("sh") || word.ends_with("s") || word.ends_with("x"))
+    if (word.ends_with("ch") || word.ends_with("sh") || word.ends_with('s') || word.ends_with('x'))
         return text + "es";
     return text + "s";
 }

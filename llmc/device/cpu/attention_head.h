@@ -12,7 +12,7 @@
 #include "llmc/device/cpu/head_tiles.h"
 #include "llmc/device/cpu/parallel.h"
 #include "llmc/device/cpu/vector_math.h"
-#include "llmc/device/op_sizes.h"
+#include "llmc/device/operands.h"
 
 namespace llmc::cpu {
 

@@ -4,12 +4,15 @@
 #include <omp.h>
 #include <sched.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <optional>
+#include <system_error>
 #include <thread>
 
 #include "llmc/core/error.h"
@@ -158,6 +161,19 @@ HostMemory CpuDevice::host_memory(std::size_t bytes) {
 
 std::unique_ptr<Device> make_cpu_device(int threads) {
     return std::make_unique<cpu::CpuDevice>(threads == 0 ? cpu::default_threads() : threads);
+}
+
+void let_waiting_threads_sleep(char** argv) {
+    if (std::getenv("OMP_WAIT_POLICY") != nullptr || std::getenv("GOMP_SPINCOUNT") != nullptr) return;
+    setenv("OMP_WAIT_POLICY", "passive", 1);
+    // Uses the real path if possible: after execv of /proc/self/exe the process would be called "exe", and
+    // `pkill train_gpt` would not find it.
+    constexpr const char* self = "/proc/self/exe";
+    std::error_code error;
+    const std::filesystem::path program = std::filesystem::read_symlink(self, error);
+    if (!error) execv(program.c_str(), argv);
+    execv(self, argv);
+    // If execv fails, the program continues without the setting.
 }
 
 }  // namespace llmc

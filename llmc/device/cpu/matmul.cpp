@@ -6,7 +6,7 @@
 #include "llmc/device/cpu/products.h"
 #include "llmc/device/cpu/vector_math.h"
 #include "llmc/device/cpu/widened_product.h"
-#include "llmc/device/op_sizes.h"
+#include "llmc/device/operands.h"
 
 namespace llmc::cpu {
 

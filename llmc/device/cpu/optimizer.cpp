@@ -5,7 +5,6 @@
 #include "llmc/device/cpu/cpu_ops.h"
 #include "llmc/device/cpu/parallel.h"
 #include "llmc/device/cpu/vector_math.h"
-#include "llmc/device/op_sizes.h"
 #include "llmc/device/operands.h"
 #include "llmc/device/stochastic_rounding.h"
 

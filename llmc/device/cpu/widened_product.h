@@ -17,7 +17,7 @@ class WidenedProduct {
     WidenedProduct(Products& products, int threads, bool native_bf16, float* workspace)
         : products_(products), threads_(threads), native_(native_bf16), workspace_(workspace) {}
 
-    // Three tiles: of the result, of a and of b. If only the result is in fp32, the result uses the memory of
+    // Three tiles: one each of the result, a and b. If only the result is in fp32, the result uses the memory of
     // all three.
     static std::int64_t floats(std::int64_t most_rows_or_columns) {
         const std::int64_t tile = std::min(tile_size, most_rows_or_columns);

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "llmc/device/cuda/cudnn_attention.h"
-#include "llmc/device/cuda/kernel_name.h"
+#include "llmc/device/cuda/launch.h"
 
 namespace llmc::cuda {
 

@@ -11,7 +11,7 @@
 #include <string_view>
 
 #include "llmc/device/cuda/gpus.h"
-#include "llmc/device/cuda/launch_context.h"
+#include "llmc/device/cuda/launch.h"
 #include "llmc/device/cuda/lt_products.h"
 #include "llmc/device/ops.h"
 

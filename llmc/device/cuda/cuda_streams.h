@@ -1,4 +1,4 @@
-// Implements Streams (device/streams.h) with CUDA's streams and events.
+// Implements Streams (device/device.h) with CUDA's streams and events.
 #pragma once
 
 #include <array>
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "llmc/device/cuda/runtime.h"
-#include "llmc/device/streams.h"
+#include "llmc/device/device.h"
 
 namespace llmc::cuda {
 

@@ -8,7 +8,7 @@
 #include <memory>
 
 #include "llmc/core/tensor.h"
-#include "llmc/device/op_sizes.h"
+#include "llmc/device/operands.h"
 
 namespace llmc::cuda {
 

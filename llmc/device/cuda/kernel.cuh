@@ -34,7 +34,7 @@
 #endif
 
 #include "llmc/core/error.h"
-#include "llmc/device/cuda/launch_context.h"
+#include "llmc/device/cuda/launch.h"
 
 namespace llmc::cuda {
 

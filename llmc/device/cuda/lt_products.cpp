@@ -267,7 +267,7 @@ std::string LtProducts::choices() const {
         if (!plan) continue;
         text += name_of(key) + ":";
         for (const std::uint64_t word : plan->algorithm.data) text += fmt::format(" {:x}", word);
-        text += "\n";
+        text += '\n';
     }
     return text;
 }

@@ -7,7 +7,7 @@
 #include "llmc/device/cuda/cuda_ops.h"
 #include "llmc/device/cuda/cuda_tensors.h"
 #include "llmc/device/cuda/cudnn_attention.h"
-#include "llmc/device/op_sizes.h"
+#include "llmc/device/operands.h"
 
 namespace llmc::cuda {
 

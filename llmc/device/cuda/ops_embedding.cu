@@ -4,7 +4,7 @@
 #include "llmc/device/cuda/encoder.cuh"
 #include "llmc/device/cuda/layernorm_backward.cuh"
 #include "llmc/device/cuda/layernorm_forward.cuh"
-#include "llmc/device/op_sizes.h"
+#include "llmc/device/operands.h"
 
 namespace llmc::cuda {
 

@@ -6,7 +6,6 @@
 #include "llmc/device/cuda/cuda_ops.h"
 #include "llmc/device/cuda/cuda_tensors.h"
 #include "llmc/device/cuda/gelu.cuh"
-#include "llmc/device/op_sizes.h"
 #include "llmc/device/operands.h"
 
 namespace llmc::cuda {

@@ -6,7 +6,6 @@
 #include "llmc/device/cuda/cuda_tensors.h"
 #include "llmc/device/cuda/elementwise.cuh"
 #include "llmc/device/cuda/global_norm.cuh"
-#include "llmc/device/op_sizes.h"
 #include "llmc/device/operands.h"
 
 namespace llmc::cuda {

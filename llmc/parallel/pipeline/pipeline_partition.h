@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "llmc/model/model.h"
-#include "llmc/model/recompute.h"
+#include "llmc/model/part_lists.h"
 
 namespace llmc {
 

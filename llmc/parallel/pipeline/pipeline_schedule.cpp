@@ -87,7 +87,11 @@ Pass nth_pass(const PipelineSpec& spec, PassKind kind, int stage, int k) {
     return {kind, of_stage * p + stage, group * p + k % p};
 }
 
+}  // namespace
+
 std::vector<Pass> passes_of_stage(const PipelineSpec& spec, int stage) {
+    check(spec.virtual_stages == 1 || spec.micro_batches % spec.stages == 0,
+          "interleaved: the number of micro-batches is not a multiple of the stages");
     const int all = spec.micro_batches * spec.virtual_stages;
     const int first = forwards_first(spec, stage), behind = weight_halves_behind(spec, stage);
     const PassKind back = spec.splits_backward() ? PassKind::backward_input : PassKind::backward;
@@ -106,11 +110,7 @@ std::vector<Pass> passes_of_stage(const PipelineSpec& spec, int stage) {
     return passes;
 }
 
-}  // namespace
-
 std::vector<std::vector<Pass>> pipeline_passes(const PipelineSpec& spec) {
-    check(spec.virtual_stages == 1 || spec.micro_batches % spec.stages == 0,
-          "interleaved: the number of micro-batches is not a multiple of the stages");
     std::vector<std::vector<Pass>> passes;
     for (int stage = 0; stage < spec.stages; ++stage) passes.push_back(passes_of_stage(spec, stage));
     return passes;

@@ -81,12 +81,13 @@ struct PipelineSpec {
 };
 
 // Checks the chunks, whatever the micro-batches. Throws a UserError, in terms of the program's options, if
-// the schedule does not have such chunks or if there are more of them than `layers`. mesh_sizes.h has already
+// the schedule does not have such chunks or if there are more of them than `layers`. mesh.h has already
 // refused too many stages.
 void check_chunks(const PipelineSpec& spec, std::int64_t layers);
 
-// The passes of each stage, in order. The spec must satisfy check_chunks, and its micro-batches must form the
-// groups that interleaved stages need (plan/micro_batches.h refuses others).
+// The passes of a stage, in order, and those of each stage. The spec must satisfy check_chunks, and its
+// micro-batches must form the groups that interleaved stages need (plan/micro_batches.h refuses others).
+std::vector<Pass> passes_of_stage(const PipelineSpec& spec, int stage);
 std::vector<std::vector<Pass>> pipeline_passes(const PipelineSpec& spec);
 
 // The pass of another chunk whose result a pass needs. A forward pass needs that of the chunk before, a

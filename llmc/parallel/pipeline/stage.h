@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "llmc/model/model.h"
-#include "llmc/model/recompute.h"
+#include "llmc/model/part_lists.h"
 #include "llmc/parallel/pipeline/pipeline_partition.h"
 
 namespace llmc {

@@ -1,5 +1,5 @@
 // Builds a list pass by pass: StepBuilder adds the parts of the model, UnitActions the work on parameters and
-// gradients around them, and insert_actions.h the gathers and recomputes.
+// gradients around them, and gathers_and_recomputes.h the gathers and recomputes.
 #include "llmc/parallel/step/build_step.h"
 
 #include <algorithm>
@@ -11,8 +11,7 @@
 #include "llmc/core/error.h"
 #include "llmc/core/standard_library.h"
 #include "llmc/parallel/step/chunk_buffers.h"
-#include "llmc/parallel/step/insert_actions.h"
-#include "llmc/parallel/zero/gradient_rounds.h"
+#include "llmc/parallel/step/gathers_and_recomputes.h"
 #include "llmc/parallel/zero/unit_actions.h"
 
 namespace llmc {
@@ -369,7 +368,7 @@ bool has_weight_half(const Outline& outline, const Chunk& chunk, const Recompute
 
 Step build_training_step(const StepSpec& spec) {
     StepBuilder build(spec);
-    build.run(pipeline_passes(spec.pipeline)[static_cast<std::size_t>(spec.stage)]);
+    build.run(passes_of_stage(spec.pipeline, spec.stage));
     build.units().reduce_loss();
     build.units().norm_and_update();
     return build.finish();

@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "llmc/model/recompute.h"
+#include "llmc/model/part_lists.h"
 #include "llmc/model/tensor_parallel.h"
 #include "llmc/parallel/pipeline/pipeline_schedule.h"
 #include "llmc/parallel/pipeline/stage.h"

@@ -3,6 +3,7 @@
 // no more than are in use at once. Chunks that keep different activations have different kinds of slots.
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <vector>
 
@@ -25,19 +26,37 @@ class ChunkBuffers {
     explicit ChunkBuffers(bool has_stages) : gradients_(has_stages ? 3 : 1) {}
 
     int take_input(ChunkPass pass) { return places_[pass].input = take(inputs_); }
-    int take_slot(ChunkPass pass, int kind);
+    int take_slot(ChunkPass pass, int kind) {
+        auto slot = std::ranges::find_if(
+            slots_, [kind](const Slot& other) { return other.kind == kind && !other.is_used; });
+        if (slot == slots_.end()) slot = slots_.insert(slot, {kind, false});
+        slot->is_used = true;
+        return places_[pass].slot = static_cast<int>(slot - slots_.begin());
+    }
     void add_slot(int kind) { slots_.push_back({kind, false}); }
     int take_outputs(ChunkPass pass) { return places_[pass].outputs = take(outputs_); }
     // Takes the gradient buffers in turn. They are never freed: an action that reuses one waits for the
     // action that used it (Action::after).
     int take_gradient(ChunkPass pass) { return places_[pass].gradient = next_gradient_++ % gradients_; }
     // Frees all but the gradient.
-    void free(ChunkPass pass);
+    void free(ChunkPass pass) {
+        const auto found = places_.find(pass);
+        slots_[static_cast<std::size_t>(found->second.slot)].is_used = false;
+        inputs_[static_cast<std::size_t>(found->second.input)] = false;
+        if (found->second.outputs >= 0) outputs_[static_cast<std::size_t>(found->second.outputs)] = false;
+        places_.erase(found);
+    }
 
     const ChunkPlace& at(ChunkPass pass) const { return places_.at(pass); }
 
   private:
-    static int take(std::vector<bool>& used);
+    static int take(std::vector<bool>& used) {
+        const auto free = std::ranges::find(used, false);
+        const auto index = static_cast<int>(free - used.begin());
+        if (free == used.end()) used.push_back(true);
+        used[static_cast<std::size_t>(index)] = true;
+        return index;
+    }
 
     std::map<ChunkPass, ChunkPlace> places_;
     struct Slot {

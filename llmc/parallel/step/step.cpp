@@ -8,6 +8,29 @@
 
 namespace llmc {
 
+bool belongs_to_unit(BufferRole role) {
+    switch (role) {
+        case BufferRole::parameters:
+        case BufferRole::parameter_shard:
+        case BufferRole::gradients:
+        case BufferRole::gradient_shard:
+        case BufferRole::gradient_sums:
+        case BufferRole::optimizer:
+            return true;
+        default:
+            return false;
+    }
+}
+
+bool belongs_to_micro_batch(BufferRole role) {
+    return lies_in_slot(role) || role == BufferRole::chunk_input || role == BufferRole::residual_gradient ||
+           role == BufferRole::output_gradients || role == BufferRole::rows || role == BufferRole::logits;
+}
+
+bool lies_in_slot(BufferRole role) {
+    return role == BufferRole::tokens || role == BufferRole::residual || role == BufferRole::saved;
+}
+
 namespace {
 
 // For one buffer: the position in the list of each stream's last action that wrote it, and that used it.

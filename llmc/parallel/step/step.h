@@ -11,8 +11,8 @@
 #include <string_view>
 #include <vector>
 
-#include "llmc/device/streams.h"
-#include "llmc/model/recompute.h"
+#include "llmc/device/device.h"
+#include "llmc/model/part_lists.h"
 #include "llmc/model/tensor_parallel.h"
 #include "llmc/parallel/pipeline/stage.h"
 #include "llmc/parallel/zero/sharding.h"
@@ -25,7 +25,7 @@ enum class ActionKind {
     release,       // Marks a unit's whole parameters as no longer needed. Another unit may take their memory.
     zero,          // Sets to 0 the buffer to which the backward pass adds a unit's gradients.
     forward,       // Forward pass of a part. The head's forward pass computes the losses only.
-    forward_rows,  // Forward pass of a part for a few rows (model/derive_rows.h).
+    forward_rows,  // Forward pass of a part for a few rows (model/derive_rows.cpp).
     recompute,     // Recomputes the activations that a part did not keep.
     backward,      // Backward pass of a part. The head's includes its forward pass: it keeps no logits.
     backward_input,      // Computes the gradient of a part's input. Keeps what backward_weight needs.

@@ -8,6 +8,7 @@
 #include <span>
 #include <string_view>
 
+#include "llmc/core/text.h"
 #include "llmc/device/device.h"
 #include "llmc/parallel/step/step.h"
 
@@ -18,8 +19,21 @@ namespace llmc {
 enum class Phase { data, forward, backward, communication, norm, update };
 inline constexpr std::array all_phases = {Phase::data,          Phase::forward, Phase::backward,
                                           Phase::communication, Phase::norm,    Phase::update};
-std::string_view name_of(Phase phase);
-Phase phase_of(ActionKind kind);
+inline std::string_view name_of(Phase phase) {
+    return name_among(phase, "data", "forward", "backward", "communication", "norm", "update");
+}
+// The phase to which the time of an action counts.
+inline Phase phase_of(ActionKind kind) {
+    using enum Phase;
+    // In the order of ActionKind.
+    constexpr std::array<Phase, 28> phases = {
+        data,          communication, forward,       backward,      forward,       forward,
+        backward,      backward,      backward,      backward,      communication, communication,
+        communication, communication, forward,       backward,      backward,      communication,
+        communication, backward,      communication, communication, communication, communication,
+        norm,          communication, norm,          update};
+    return phases.at(static_cast<std::size_t>(kind));
+}
 
 // Milliseconds by phase.
 class PhaseTimes {

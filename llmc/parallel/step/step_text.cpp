@@ -23,29 +23,6 @@ std::string_view name_of(ActionKind kind) {
                       "gather_gradients", "reduce_loss", "square", "gather_squares", "norm", "update");
 }
 
-bool belongs_to_unit(BufferRole role) {
-    switch (role) {
-        case BufferRole::parameters:
-        case BufferRole::parameter_shard:
-        case BufferRole::gradients:
-        case BufferRole::gradient_shard:
-        case BufferRole::gradient_sums:
-        case BufferRole::optimizer:
-            return true;
-        default:
-            return false;
-    }
-}
-
-bool belongs_to_micro_batch(BufferRole role) {
-    return lies_in_slot(role) || role == BufferRole::chunk_input || role == BufferRole::residual_gradient ||
-           role == BufferRole::output_gradients || role == BufferRole::rows || role == BufferRole::logits;
-}
-
-bool lies_in_slot(BufferRole role) {
-    return role == BufferRole::tokens || role == BufferRole::residual || role == BufferRole::saved;
-}
-
 namespace {
 
 std::string_view name_of(BufferRole role) {
@@ -92,11 +69,12 @@ struct Line {
     std::string text, pattern;
     std::vector<std::int64_t> numbers;
     std::size_t places;
-    std::string on;  // "block 3"
+    std::string on;   // "block 3"
+    int micro_batch;  // that of the action, or of the next one that has one
 };
 
-Line taken_apart(std::string_view text, std::size_t places, std::string on) {
-    Line line{{}, {}, {}, places, std::move(on)};
+Line taken_apart(std::string_view text, std::size_t places, std::string on, int micro_batch) {
+    Line line{{}, {}, {}, places, std::move(on), micro_batch};
     while (!text.empty()) {
         const bool is_in_turn = text.front() == turn_mark;
         if (is_in_turn) {
@@ -186,6 +164,21 @@ std::string names_of_repeated(Lines lines, std::size_t at, std::size_t period, s
                                          : fmt::format("{} to {}", names.front(), names.back());
 }
 
+// Whether a line is the first one of a micro-batch.
+bool begins_micro_batch(Lines lines, std::size_t at) {
+    return at > 0 && lines[at - 1].micro_batch != lines[at].micro_batch;
+}
+
+// The line to begin with, if lines repeat from `at` on. Lines that repeat for later micro-batches begin with the
+// first one of a micro-batch, if they repeat as often from there.
+std::size_t start_of_repeated(Lines lines, std::size_t at, std::size_t period, std::size_t count) {
+    const bool is_of_one = lines[at].micro_batch == lines[at + period].micro_batch;
+    if (is_of_one || begins_micro_batch(lines, at)) return at;
+    for (std::size_t i = at + 1; i < at + period; ++i)
+        if (begins_micro_batch(lines, i) && repetitions(lines, i, period) >= count) return i;
+    return at;
+}
+
 // Prints lines that repeat for consecutive layers or micro-batches only once. `begin` is the place of the first
 // line in the whole list.
 std::string said_once(Lines lines, std::size_t begin) {
@@ -198,6 +191,11 @@ std::string said_once(Lines lines, std::size_t begin) {
         }
         if (count * period < 2) {
             text += lines[i++].text;
+            continue;
+        }
+        if (const std::size_t start = start_of_repeated(lines, i, period, count); start > i) {
+            text += said_once(lines.subspan(i, start - i), begin + i);
+            i = start;
             continue;
         }
         text += said_once(lines.subspan(i, period), begin + i);
@@ -246,9 +244,11 @@ std::string to_string(const Step& step, bool is_whole) {
             "{:>5}  {:>5}  {:<14} {:<17} {:<10} {:>5}  {}{}{}\n", i, after, name_of(action.stream),
             name_of(action.kind), on, micro, to_string(action.reads, outline),
             action.reads.empty() ? "-> " : " -> ", to_string(action.writes, outline));
-        lines.push_back(taken_apart(line, 1 + action.after.size(), on));
+        lines.push_back(taken_apart(line, 1 + action.after.size(), on, action.micro_batch));
         if (is_whole) text += lines.back().text;
     }
+    for (std::size_t i = lines.size(); i > 1; --i)
+        if (lines[i - 2].micro_batch < 0) lines[i - 2].micro_batch = lines[i - 1].micro_batch;
     return is_whole ? text : text + said_once(lines, 0);
 }
 

@@ -10,7 +10,6 @@
 
 #include "llmc/core/tensor.h"
 #include "llmc/device/device.h"
-#include "llmc/device/streams.h"
 #include "llmc/parallel/step/activations.h"
 
 namespace llmc {

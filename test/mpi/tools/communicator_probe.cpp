@@ -119,7 +119,7 @@ void run(Job& job, std::span<char*> arguments) {
     const std::string_view action = arguments[1];
     if (action == "traffic") count_traffic(job, arguments[2]);
     if (action == "faults")
-        repeat_with_fault(job, arguments[2], std::atoi(arguments[3]), arguments[4], std::atof(arguments[5]));
+        repeat_with_fault(job, arguments[2], std::stoi(arguments[3]), arguments[4], std::stod(arguments[5]));
     if (action == "fail") {
         if (std::string_view(arguments[2]) == "all" || job.world().rank() == job.world().size() - 1)
             user_error("--heads 12 does not divide --channels 800");
@@ -134,7 +134,7 @@ void run(Job& job, std::span<char*> arguments) {
 
 int main(int argc, char** argv) {
     if (const auto status = launch_processes(argc, argv)) return *status;
-    accept_stop_signal();  // ends this program, which does not handle it
+    accept_stop_signals();  // ends this program, which does not handle it
     Job job;
     try {
         run(job, {argv, static_cast<std::size_t>(argc)});

@@ -14,7 +14,7 @@
 #include "llmc/comm/bootstrap.h"
 #include "llmc/comm/launcher.h"
 #include "llmc/data/data.h"
-#include "llmc/device/cpu/openmp_wait.h"
+#include "llmc/device/device.h"
 #include "llmc/plan/run_plan.h"
 #include "llmc/train/options.h"
 #include "llmc/train/trainer.h"
@@ -81,7 +81,7 @@ void run(const Options& options, Job& job) {
 
 int main(int argc, char** argv) {
     if (const auto status = llmc::launch_processes(argc, argv)) return *status;
-    llmc::accept_stop_signal();  // ends this program, which does not handle it
+    llmc::accept_stop_signals();  // ends this program, which does not handle it
     llmc::let_waiting_threads_sleep(argv);
     llmc::Job job;
     try {

@@ -6,6 +6,7 @@
 //   33  k in two parts that are added in a fixed order, in a workspace
 #include <algorithm>
 #include <bit>
+#include <utility>
 #include <vector>
 
 #include "simt/runtime/cublaslt.h"
@@ -136,7 +137,7 @@ cublasStatus_t make_problem(cublasLtMatmulDesc_t description, cublasLtMatrixLayo
     const bool host_scalars =
         attributes.as<std::int32_t>(CUBLASLT_MATMUL_DESC_POINTER_MODE) == CUBLASLT_POINTER_MODE_HOST;
     if (!types || !computes || !host_scalars) return CUBLAS_STATUS_NOT_SUPPORTED;
-    *problem = p;
+    *problem = std::move(p);
     return CUBLAS_STATUS_SUCCESS;
 }
 

@@ -6,6 +6,7 @@
 #include <functional>
 #include <optional>
 #include <random>
+#include <span>
 #include <vector>
 
 #include "llmc/core/dtype.h"
@@ -152,8 +153,8 @@ llmc::cpu::Products& products() {
 
 // A copy with TF32's significand of 10 bits.
 std::vector<float> in_tf32(const std::byte* data, const Layout& layout) {
-    const auto* values = reinterpret_cast<const float*>(data);
-    std::vector<float> rounded(values, values + layout.bytes() / sizeof(float));
+    const std::span values(reinterpret_cast<const float*>(data), layout.bytes() / sizeof(float));
+    std::vector<float> rounded(values.begin(), values.end());
     for (float& x : rounded) {
         if (std::isfinite(x))
             x = std::bit_cast<float>((std::bit_cast<std::uint32_t>(x) + 0x1000u) & ~0x1fffu);
@@ -188,7 +189,7 @@ std::vector<float> product_of(const Product& p) {
     for (std::int64_t part = 1; part < parts; ++part) cuts.push_back(part * problem.k / parts);
     cuts.push_back(problem.k);
     if (p.algorithm.reduction == CUBLASLT_REDUCTION_SCHEME_INPLACE) {
-        cuts = {0, 1 + static_cast<std::int64_t>(std::random_device{}() % (problem.k - 1)), problem.k};
+        cuts = {0, 1 + std::random_device{}() % (problem.k - 1), problem.k};
     }
     std::vector<float> sum(static_cast<std::size_t>(problem.m * problem.n));
     // Computed by rows, as the transposed product: for products by columns, oneDNN only has its slow

@@ -60,7 +60,7 @@ std::string changed(const std::string& choices, const Change& change) {
     std::istringstream lines(choices);
     std::string line, text;
     std::getline(lines, text);
-    text += "\n";
+    text += '\n';
     for (int number = 1; std::getline(lines, line); ++number) text += change(line, number) + "\n";
     return text;
 }

@@ -119,8 +119,8 @@ std::string Mesh::missing() const {
     return ranks;
 }
 
-bool exchange(const std::vector<Socket>& sockets, std::vector<Message>& messages) {
-    bool all_through = true;
+Progress exchange(const std::vector<Socket>& sockets, std::vector<Message>& messages) {
+    Progress progress;
     std::set<std::pair<int, bool>> held_up;  // peers and directions
     for (Message& message : messages) {
         const auto direction = std::pair(message.peer, message.receives);
@@ -129,13 +129,16 @@ bool exchange(const std::vector<Socket>& sockets, std::vector<Message>& messages
             std::byte* const at = message.data + message.done;
             const std::size_t left = message.bytes - message.done;
             const std::ptrdiff_t moved = message.receives ? socket.read(at, left) : socket.write(at, left);
-            if (moved == Socket::gone) throw PeerGone(message.peer);
-            if (moved == 0) held_up.insert(direction);
+            if (moved == Socket::gone) progress.gone = message.peer;
+            if (moved == Socket::gone || moved == 0) {
+                held_up.insert(direction);
+                continue;
+            }
             message.done += static_cast<std::size_t>(moved);
         }
-        all_through = all_through && message.done == message.bytes;
+        progress.is_through = progress.is_through && message.done == message.bytes;
     }
-    return all_through;
+    return progress;
 }
 
 }  // namespace simt::runtime

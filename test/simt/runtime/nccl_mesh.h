@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -72,7 +73,10 @@ struct Message {
     std::size_t bytes;
     std::size_t done = 0;
 };
-// Progresses; returns true when all are transferred. Throws PeerGone.
-bool exchange(const std::vector<Socket>& sockets, std::vector<Message>& messages);
+struct Progress {
+    bool is_through = true;   // all messages are transferred
+    std::optional<int> gone;  // a peer that closed its end; what it had sent before is received
+};
+Progress exchange(const std::vector<Socket>& sockets, std::vector<Message>& messages);
 
 }  // namespace simt::runtime

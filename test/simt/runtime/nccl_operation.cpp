@@ -271,10 +271,12 @@ void Operation::check_headers() const {
 bool Operation::run(const std::vector<Socket>& sockets) {
     if (!begun_) begin();
     begun_ = true;
-    const bool through = exchange(sockets, messages_);
+    const Progress progress = exchange(sockets, messages_);
+    // A peer that is gone may have sent a header before. It tells why the peer is gone.
     check_headers();
-    if (through) finish();
-    return through;
+    if (progress.gone) throw PeerGone(*progress.gone);
+    if (progress.is_through) finish();
+    return progress.is_through;
 }
 
 void Operation::finish() const {

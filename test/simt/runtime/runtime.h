@@ -29,7 +29,7 @@
 #include <mutex>
 #include <string>
 
-#include "llmc/device/cuda/chip.h"
+#include "llmc/device/cuda/launch.h"
 #include "simt/runtime/counts.h"
 #include "simt/runtime/memory.h"
 #include "simt/runtime/streams.h"

@@ -1,10 +1,18 @@
-// The limits of a GPU chip for launches (CUDA C++ Programming Guide, "Compute Capabilities"), and how many
-// blocks of a kernel fit a multiprocessor. Plain C++: tests and the kernel lab use it on machines without a
-// GPU, also for chips that they do not have.
+// Launches of kernels: the limits of a GPU chip (CUDA C++ Programming Guide, "Compute Capabilities"), the
+// context and the observer of launches, and the names of kernels. Plain C++, for the device's host code
+// and for kernels. Tests and the kernel lab use it on machines without a GPU, also for chips that they do
+// not have.
 #pragma once
+
+#include <cxxabi.h>
+#include <driver_types.h>
+#include <vector_types.h>
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdlib>
+#include <memory>
+#include <string>
 
 namespace llmc::cuda {
 
@@ -49,6 +57,39 @@ constexpr int blocks_at_a_time(const Chip& chip, int threads, int registers_per_
         Chip::registers_per_multiprocessor / std::max(1, block_registers(threads, registers_per_thread));
     return std::min(
         {chip.blocks_per_multiprocessor, chip.threads_per_multiprocessor / threads, by_shared, by_registers});
+}
+
+// The parameters of a launch. The kernel lab computes the occupancy from them, and --cuda-sync waits for
+// the kernel.
+struct LaunchRecord {
+    const void* kernel;
+    dim3 grid, block;
+    std::size_t dynamic_shared_bytes;
+};
+
+class LaunchObserver {
+  public:
+    virtual ~LaunchObserver() = default;
+    virtual void launched(const LaunchRecord& record) = 0;
+};
+
+struct LaunchContext {
+    Chip chip;
+    cudaStream_t stream = nullptr;
+    LaunchObserver* observer = nullptr;
+};
+
+// A kernel's readable name, from its mangled symbol. For example "layernorm_forward_kernel5<float>":
+// without its namespaces, result type and parameters.
+inline std::string kernel_name(const std::string& symbol) {
+    int status = 0;
+    const std::unique_ptr<char, decltype(&std::free)> demangled(
+        abi::__cxa_demangle(symbol.c_str(), nullptr, nullptr, &status), &std::free);
+    std::string name = status == 0 ? demangled.get() : symbol;
+    name = name.substr(0, name.find('('));
+    const std::size_t arguments = std::min(name.find('<'), name.size());
+    const std::size_t start = name.find_last_of(": ", arguments);
+    return start == std::string::npos ? name : name.substr(start + 1);
 }
 
 }  // namespace llmc::cuda

@@ -1,5 +1,5 @@
 // Adds the gathers of sharded parameters and the recomputes to a list.
-#include "llmc/parallel/step/insert_actions.h"
+#include "llmc/parallel/step/gathers_and_recomputes.h"
 
 #include <algorithm>
 #include <map>

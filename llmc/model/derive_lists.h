@@ -1,5 +1,5 @@
-// Decides where the storages of a draft lie: in the space that is their home, or in scratch memory while they
-// are in use.
+// Two steps of the derivation of a part's lists (part_lists.h): where the storages of a draft lie
+// (derive_lists.cpp), and the lists for generation (derive_rows.cpp).
 #pragma once
 
 #include <functional>
@@ -12,6 +12,8 @@ namespace llmc {
 
 using ExtentOf = std::function<Extent(const DraftCall& call, const Operand& operand)>;
 
+// Decides where the storages of a draft lie: in the space that is their home, or in scratch memory while they
+// are in use.
 class Placing {
   public:
     // Adds the memory that it needs to `scratch`. All arguments must outlive it.
@@ -31,5 +33,13 @@ class Placing {
     const PartSizes& sizes_;
     Scratch& scratch_;
 };
+
+// Makes a part's lists for generation: the forward pass of a few new tokens (rows) of one sequence, after the
+// tokens whose keys and values are in a cache. They need no memory of their own: the cache lies where a
+// training step keeps the keys and values. Each tensor-parallel rank computes all new rows, even if the ranks
+// divide the tokens in a training step.
+//
+// Needs a part whose forward pass has been drafted, and whose kept values have been placed.
+void derive_rows(PartLists& lists, Drafting& draft, Placing& placing);
 
 }  // namespace llmc

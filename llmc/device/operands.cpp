@@ -1,5 +1,3 @@
-#include "llmc/device/op_sizes.h"
-
 #include "llmc/device/operands.h"
 
 namespace llmc {
