@@ -183,11 +183,12 @@ def git(*arguments, folder):
 
 class Copy:
     """A copy of the work tree, with its own build. A planted fault is remembered in a file, so that it is removed even if
-    the program was killed."""
+    the program was killed. What was built without faults is kept, so that it need not be built again."""
 
     def __init__(self, root, folder):
         self.root, self.folder = root, folder
         self.tree = folder / "tree"
+        self.clean = folder / "clean"  # copies of what was built without faults
         self.note = folder / "planted.json"
 
     def bring_up_to_date(self):
@@ -225,9 +226,22 @@ class Copy:
         self.note.write_text(json.dumps({"file": mutant.file, "text": text, "time": path.stat().st_mtime_ns}))
         path.write_bytes(text.replace(mutant.old, mutant.new).encode())
 
+    def built(self):
+        """The built files, with paths relative to the tree."""
+        files = [self.tree / "train_gpt", *(self.tree / "build").rglob("*")]
+        return [file.relative_to(self.tree) for file in files if file.is_file() and file.suffix not in NOTES]
+
+    def keep_built(self):
+        """Copies what was built without faults, with its times."""
+        for name in self.built():
+            kept, time = self.clean / name, (self.tree / name).stat().st_mtime_ns
+            if not kept.exists() or kept.stat().st_mtime_ns != time:
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(self.tree / name, kept)
+
     def restore(self):
-        """Removes a planted fault, and all that was built from it. The file gets its old time, so that what was built
-        before the fault counts as new enough."""
+        """Removes a planted fault, and replaces all that was built from it by what was built without faults. The file gets
+        its old time, so that what was built before the fault counts as new enough."""
         if not self.note.exists():
             return
         planted = json.loads(self.note.read_text())
@@ -235,9 +249,11 @@ class Copy:
         path = self.tree / planted["file"]
         path.write_bytes(planted["text"].encode())
         os.utime(path, ns=(planted["time"], planted["time"]))
-        for built in [self.tree / "train_gpt", *(self.tree / "build").rglob("*")]:
-            if built.is_file() and built.suffix not in NOTES and built.stat().st_mtime_ns >= since:
-                built.unlink()
+        for name in self.built():
+            if (self.tree / name).stat().st_mtime_ns >= since:
+                (self.tree / name).unlink()
+                if (self.clean / name).exists():
+                    shutil.copy2(self.clean / name, self.tree / name)
         self.note.unlink()
 
 
@@ -340,6 +356,7 @@ class Runner:
         print(f"building a copy in {self.copy.tree}: {' '.join(targets)}", flush=True)
         if targets and not self.build(targets, log):
             raise Trouble(f"the tree does not compile without any fault; see {log}")
+        self.copy.keep_built()
         tree = hashlib.sha256(json.dumps(sorted(self.variables.items())).encode())
         for name in sorted(names):
             if not name.startswith(("test/mutants/", "dev/mutants.py", "docs/")):

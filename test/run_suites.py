@@ -226,16 +226,30 @@ class Run:
     def run_one(self, suite):
         log_path = self.logs / f"{suite.name}.log"
         result = run_suite(suite, log_path, self.report(suite.name))
-        limit = OVER_BUDGET * suite.needs.budget
-        if self.checks_budgets and result.cpu > limit:
-            result.failed.append(f"took {result.cpu:.0f} s of CPU, but its budget in test/suites.py is {suite.needs.budget:.0f} s")
         with self.changed:
             self.active.remove(suite)
             self.results[suite.name] = result
             show(suite, self.width, result, log_path)
             self.changed.notify_all()
 
+    def check_budgets(self, suites):
+        """Ranks that wait for each other take more CPU time beside other work. So a suite over its budget runs once more,
+        alone, and only that counts."""
+        for suite in suites:
+            limit = OVER_BUDGET * suite.needs.budget
+            first = self.results[suite.name]
+            if first.failed or first.cpu <= limit:
+                continue
+            print(f"{suite.name} took {first.cpu:.0f} s of CPU, more than {limit:.0f}; again, alone:", flush=True)
+            log_path = self.logs / f"{suite.name}.log"
+            result = run_suite(suite, log_path, self.report(suite.name))
+            if result.cpu > limit:
+                result.failed.append(f"took {result.cpu:.0f} s of CPU, but its budget in test/suites.py is {suite.needs.budget:.0f} s")
+            self.results[suite.name] = result
+            show(suite, self.width, result, log_path)
+
     def run(self):
+        suites = list(self.pending)
         with self.changed:
             while (self.pending or self.active) and not self.failure:
                 suite = self.next_suite()
@@ -247,6 +261,8 @@ class Run:
                 threading.Thread(target=self.run_one, args=(suite,), daemon=True).start()
         if self.failure:
             sys.exit(self.failure)
+        if self.checks_budgets:
+            self.check_budgets(suites)
         self.times.update({name: result.seconds for name, result in self.results.items() if result.seconds})
         self.times_file.write_text(json.dumps(self.times, indent=1))
         return self.results

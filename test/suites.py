@@ -3,7 +3,7 @@ run_suites.py runs them.
 
 The tiers are `make test`, `make test-more` and `make test-long`. A suite starts as soon as its programs are built, if there
 are cores for it. Its budget is the CPU time that it takes on a quiet machine, in seconds; `.ci/run` fails if a suite takes
-half as much again.
+half as much again, also when it runs alone.
 """
 
 import dataclasses

@@ -153,11 +153,12 @@ def test_a_later_call_goes_on(made, capsys):
     assert built() == ["build/lines", "build/sums"]
     assert made(WRONG, BROKEN) == 0
     assert capsys.readouterr().out.splitlines()[-3].startswith("wrong   caught by sums, ")
-    assert built() == ["build/sums"]  # without a fault, since that with the fault was removed
+    assert built() == []  # what was built without a fault is there again
     known = made.results()
     assert made(WRONG, BROKEN) == 0 and made.results() == known and built() == []
     made(WRONG, BROKEN, again=["wrong"])
-    assert made.results()["wrong"]["outcome"] == "caught" and "build/lines" in built()
+    assert made.results()["wrong"]["outcome"] == "caught"
+    assert (made.root / "build-mutants/tree/build/sums").read_text() == SOURCE
     # Another text of the mutant or of its file is another mutant.
     other = ("wrong", "6 * 7", "7 * 6", ["lines", "sums"])
     assert made(other) == 1 and made.results()["wrong"]["outcome"] == "survived"
@@ -177,14 +178,16 @@ def test_a_fault_that_was_left_behind_is_removed(made):
     made(WRONG)
     runner = MadeRunner(made.root, made.root / "build-mutants")
     [mutant] = mutants.read_mutants(made.root / "test/mutants")
-    old, kept = runner.copy.tree / "build/lines", (runner.copy.tree / "build/lines").exists()
     runner.copy.plant(mutant)  # and then the program is killed
     runner.build(["build/sums"], runner.log_of("x"))
     assert "6 * 8" in runner.copy.text("source.py") and "6 * 8" in runner.copy.text("build/sums")
     later = MadeRunner(made.root, made.root / "build-mutants")
     later.copy.bring_up_to_date()
-    assert later.copy.text("source.py") == SOURCE and not (later.copy.tree / "build/sums").exists()
-    assert old.exists() == kept
+    assert later.copy.text("source.py") == later.copy.text("build/sums") == SOURCE
+    runner.copy.plant(mutant)
+    runner.build(["build/more"], runner.log_of("x"))  # there is none without faults
+    runner.copy.restore()
+    assert not (runner.copy.tree / "build/more").exists()
 
 
 def test_suites_must_pass_without_a_fault(made):

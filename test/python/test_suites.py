@@ -132,6 +132,16 @@ def test_a_suite_over_its_budget_fails_where_budgets_count(tmp_path):
     assert "its budget in test/suites.py is 0 s" in result.failed[0]
 
 
+def test_a_suite_over_its_budget_beside_others_runs_again_alone(tmp_path, capfd):
+    """The first run takes long and leaves a file; the second one finds it and takes no time."""
+    good = tmp_path / "good"
+    good.write_text(REPORT.format(""))
+    burn = (f"[ -e {tmp_path}/ran ] || {sys.executable} -c 'import time\nwhile time.process_time() < 0.5: pass'; "
+            f"touch {tmp_path}/ran; cp {good} REPORT")
+    [result] = ran(tmp_path, [made(tmp_path, "burns", burn, budget=0.2)], budgets=True).values()
+    assert (result.passed, result.failed) == (1, []) and "more than 0; again, alone:" in capfd.readouterr().out
+
+
 def test_a_suite_starts_when_its_programs_are_built(tmp_path):
     """The second group is built only after the first one's suite has begun."""
     good = tmp_path / "good"
