@@ -127,8 +127,8 @@ std::string ValidationWindows::fingerprint(std::int64_t windows) const {
     auto hash = static_cast<XXH64_hash_t>(sequence_length_);
     for (std::int64_t window = 0; window < windows; ++window) {
         read(window, inputs, targets);
-        for (const auto& tokens : {inputs, targets})
-            hash = XXH3_64bits_withSeed(tokens.data(), tokens.size() * sizeof tokens[0], hash);
+        for (const std::vector<std::int32_t>* tokens : {&inputs, &targets})
+            hash = XXH3_64bits_withSeed(tokens->data(), tokens->size() * sizeof(std::int32_t), hash);
     }
     return fmt::format("{:016x}", hash);
 }

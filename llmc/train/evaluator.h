@@ -20,9 +20,8 @@ class Evaluator {
     Evaluator(PreparedRun& run, Records& records);
 
     // Called before the first step. Evaluates given weights, or makes up for an evaluation that is missing in
-    // the metrics because an earlier run was stopped. Prints and records the results. All ranks call this and
-    // evaluate().
-    // Returns the validation loss, if it validates.
+    // the metrics because an earlier run was stopped. Prints and records the results. Returns the validation
+    // loss, if it validates. All ranks call this and evaluate().
     std::optional<double> evaluate_given_weights();
     // Called after a step: adds the results of the evaluations that are due to its metrics. Does nothing once
     // the run was asked to stop.

@@ -143,7 +143,7 @@ void check_ranges(const Options& o) {
         if (prints) user_error("{} and {} cannot be combined; leave one out", prints, option);
         prints = option;
     }
-    for (const char* unused : {"metrics", "export", "init", "resume"}) {
+    for (const char* unused : {"metrics", "export", "init", "resume", "resume-if-any"}) {
         if (o.pipeline_timeline && o.steps == 0 && o.given.contains(unused))
             user_error("--{}: --pipeline-timeline with --steps 0 only draws; leave one of them out", unused);
     }

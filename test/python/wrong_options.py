@@ -76,8 +76,9 @@ OPTIONS = [
          ["--pipeline-parallel 2 needs at least 2 processes; 1 is running; start 2"]),
     Case("a timeline into a file", ["--pipeline-parallel=2", "--pipeline-timeline", "--steps=0", "--out-dir={}/c.toml"],
          ["--out-dir: ", "c.toml", "Not a directory"], config(""), ranks=(1, 2)),
-    *(Case(f"--{option} of a timeline that is only drawn", ["--pipeline-parallel=2", "--pipeline-timeline", "--steps=0", f"--{option}={{}}/x"],
-           [f"--{option}: --pipeline-timeline with --steps 0 only draws; leave one of them out"], ranks=(1, 2)) for option in ("metrics", "export")),
+    *(Case(f"--{option} of a timeline that is only drawn", ["--pipeline-parallel=2", "--pipeline-timeline", "--steps=0", f"--{option}{value}"],
+           [f"--{option}: --pipeline-timeline with --steps 0 only draws; leave one of them out"], ranks=(1, 2))
+      for option, value in (("metrics", "={}/x"), ("export", "={}/x"), ("resume-if-any", ""))),
     Case("a timeline into a checkpoint", ["--pipeline-parallel=2", "--pipeline-timeline", "--steps=0", "--out-dir={}/checkpoint-00000001"],
          ["checkpoint-00000001 is a checkpoint; name the directory of a run"], checkpoint, ranks=(1, 2)),
     Case("a timeline over a directory", ["--pipeline-parallel=2", "--pipeline-timeline", "--out-dir={}"],
