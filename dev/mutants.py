@@ -183,7 +183,7 @@ def git(*arguments, folder):
 
 class Copy:
     """A copy of the work tree, with its own build. A planted fault is remembered in a file, so that it is removed even if
-    the program was killed. What was built without faults is kept, so that it need not be built again."""
+    the program was killed. It keeps the programs built without faults, so that they need not be built again."""
 
     def __init__(self, root, folder):
         self.root, self.folder = root, folder

@@ -153,7 +153,7 @@ def test_a_later_call_goes_on(made, capsys):
     assert built() == ["build/lines", "build/sums"]
     assert made(WRONG, BROKEN) == 0
     assert capsys.readouterr().out.splitlines()[-3].startswith("wrong   caught by sums, ")
-    assert built() == []  # what was built without a fault is there again
+    assert built() == []  # the programs without a fault are there again
     known = made.results()
     assert made(WRONG, BROKEN) == 0 and made.results() == known and built() == []
     made(WRONG, BROKEN, again=["wrong"])

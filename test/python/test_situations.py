@@ -195,6 +195,8 @@ def is_refused(tmp_path, whole):
     assert refused(result, tmp_path / "y", before, f"--out-dir: {tmp_path}/y holds another run of 3 steps; choose another --out-dir\n")
     result = program.run(*MODEL, "--steps=9", f"--out-dir={tmp_path}/y/best", f"--resume={tmp_path}/y", check=False)
     assert refused(result, tmp_path / "y", before, "best is for the best checkpoint of the run above it; choose another --out-dir\n")
+    result = program.run(*MODEL, f"--steps={STEPS}", "--sample-tokens=0", f"--out-dir={tmp_path}/y", f"--resume={whole.out_dir}")
+    assert "nothing to train" in result.stdout and files(tmp_path / "y") == before
     # The run from which this one began is another run too.
     shutil.copytree(whole.out_dir, tmp_path / "x")
     program.run(*MODEL, "--steps=6", "--sample-tokens=0", f"--out-dir={tmp_path}/z", f"--resume={tmp_path}/x/checkpoint-00000004")
