@@ -20,13 +20,13 @@ struct GPTConfig {
 };
 
 inline Model gpt2(const GPTConfig& m) {
-    return make_model(family_of("gpt2"), {{"layers", m.layers},
-                                          {"heads", m.heads},
-                                          {"channels", m.channels},
-                                          {"seq-len", m.sequence_length},
-                                          {"vocab-size", m.vocabulary},
-                                          {"bias", m.bias ? 1 : 0},
-                                          {"tied-head", m.tied_head ? 1 : 0}});
+    return make_model(family_of("gpt2"), {{{"layers", m.layers},
+                                           {"heads", m.heads},
+                                           {"channels", m.channels},
+                                           {"seq-len", m.sequence_length},
+                                           {"vocab-size", m.vocabulary},
+                                           {"bias", m.bias},
+                                           {"tied-head", m.tied_head}}});
 }
 
 }  // namespace llmc

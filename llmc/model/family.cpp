@@ -27,6 +27,14 @@ RegisteredFamily::RegisteredFamily(Family family) {
         if (std::ranges::find(family.options, needed, &FamilyOption::name) == family.options.end())
             programming_error(fmt::format("family {} has no option {}", family.name, needed));
     }
+    // On the command line, an option is one for all families.
+    for (const FamilyOption& option : family.options) {
+        for (const FamilyOption& known : family_options()) {
+            if (known.name == option.name && known.kind != option.kind)
+                programming_error(fmt::format("option {} of family {} is of another kind elsewhere",
+                                              option.name, family.name));
+        }
+    }
     registered().push_back(std::move(family));
 }
 
@@ -62,10 +70,12 @@ const NamedModel& named_model(std::string_view name) {
 
 ModelChoices choices_of(std::string_view model) {
     const std::vector<FamilyOption>& options = family_of(model).options;
-    const std::vector<std::int64_t>& sizes = named_model(model).sizes;
+    const NamedModel& named = named_model(model);
     ModelChoices choices;
     for (std::size_t i = 0; i < options.size(); ++i)
-        choices.emplace(options[i].name, options[i].is_switch() ? 1 : sizes.at(i));
+        choices.values.emplace(options[i].name,
+                               options[i].is_size() ? ModelValue(named.sizes.at(i)) : options[i].usual);
+    for (const auto& [name, value] : named.others) choices.values.find(name)->second = value;
     return choices;
 }
 
@@ -73,11 +83,15 @@ Model make_model(const Family& family, const ModelChoices& choices) {
     std::vector<ModelSize> sizes;
     for (std::size_t i = 0; i < family.options.size(); ++i) {
         const FamilyOption& option = family.options[i];
-        const std::int64_t size = choices.at(std::string(option.name));
-        if (!option.is_switch() && size < 1)
-            user_error("--{} {} is out of range; give 1 or more", option.name, size);
+        const auto require_at_least = [&](auto value, int least) {
+            if (!(value >= static_cast<decltype(value)>(least)))
+                user_error("--{} {} is out of range; give {} or more", option.name, value, least);
+        };
+        if (option.is_size()) require_at_least(choices.size(option.name), 1);
+        if (option.kind == OptionKind::count) require_at_least(choices.size(option.name), 0);
+        if (option.kind == OptionKind::number) require_at_least(choices.number(option.name), 0);
         if (option.kind == OptionKind::size)
-            sizes.push_back({option.name, size, family.models.back().sizes.at(i)});
+            sizes.push_back({option.name, choices.size(option.name), family.models.back().sizes.at(i)});
     }
     Model model = family.make(choices);
     model.sizes = std::move(sizes);
@@ -88,7 +102,8 @@ Model make_model(const Family& family, const ModelChoices& choices) {
 }
 
 void check_divides(const char* divisor, const char* size, const ModelChoices& choices) {
-    const std::int64_t parts = choices.at(divisor), whole = choices.at(size), below = whole / parts * parts;
+    const std::int64_t parts = choices.size(divisor), whole = choices.size(size),
+                       below = whole / parts * parts;
     if (whole == below) return;
     if (below > 0) {
         const std::int64_t above = saturated_sum(below, parts);

@@ -7,32 +7,60 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <variant>
 #include <vector>
 
 #include "llmc/model/model.h"
 
 namespace llmc {
 
-// An option --NAME. Switches are on unless the user turns them off.
+// The value of an option: a whole number, a number, a text, or a switch.
+using ModelValue = std::variant<std::int64_t, double, std::string, bool>;
+
 enum class OptionKind {
-    size /* memory grows with it */,
-    division /* into how many equal parts a size is divided */,
+    size /* 1 or more; memory grows with it */,
+    division /* 1 or more: into how many equal parts a size is divided */,
+    count /* a whole number, 0 or more */,
+    number /* 0 or more */,
+    text,
     on_off
 };
+
+// An option --NAME.
 struct FamilyOption {
     std::string_view name, help;
     OptionKind kind = OptionKind::size;
-    bool is_switch() const { return kind == OptionKind::on_off; }
+    ModelValue usual{};            // that of models which do not name a value; none for sizes and divisions
+    std::string_view value = "N";  // the word that stands for a value in --help
+    bool is_size() const { return kind == OptionKind::size || kind == OptionKind::division; }
 };
 
-// The values of options, given by the user or by a named model; switches are 0 or 1.
-using ModelChoices = std::map<std::string, std::int64_t, std::less<>>;
+// The values of a family's options, given by the user or by a named model.
+struct ModelChoices {
+    std::map<std::string, ModelValue, std::less<>> values;
+
+    std::int64_t size(std::string_view name) const { return get<std::int64_t>(name); }
+    double number(std::string_view name) const { return get<double>(name); }
+    const std::string& text(std::string_view name) const { return get<std::string>(name); }
+    bool is_on(std::string_view name) const { return get<bool>(name); }
+    bool operator==(const ModelChoices&) const = default;
+
+  private:
+    // Throws if the option has no value of this type.
+    template <class T>
+    const T& get(std::string_view name) const {
+        return std::get<T>(values.find(name)->second);
+    }
+};
 
 struct NamedModel {
     std::string_view name;
-    std::vector<std::int64_t>
-        sizes;  // in the order of the family's options, whose sizes and divisions come before the switches
+    // In the order of the family's options, of which the sizes and divisions come first.
+    std::vector<std::int64_t> sizes;
     double learning_rate;  // suits the model with AdamW
+    // The other options whose values are not the family's usual ones.
+    std::vector<std::pair<std::string_view, ModelValue>> others{};
 };
 
 struct Family {
@@ -56,11 +84,11 @@ std::vector<FamilyOption> family_options();
 std::vector<std::string> model_names();
 const Family& family_of(std::string_view model);
 const NamedModel& named_model(std::string_view name);
-// The sizes of a named model.
+// The values of all options of a named model.
 ModelChoices choices_of(std::string_view model);
 
 // Makes the family's model. If the choices are those of a named model, its name comes first in the
-// description ("tiny: "). Throws a UserError for a size below 1.
+// description ("tiny: "). Throws a UserError for a size below 1, or another number below 0.
 Model make_model(const Family& family, const ModelChoices& choices);
 
 // For a family's `make`: throws a UserError if one size does not divide another.

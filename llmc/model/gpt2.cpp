@@ -61,10 +61,10 @@ Part head_part(const GPTConfig& m) {
 }
 
 Model make(const ModelChoices& choices) {
-    const auto size = [&](const char* name) { return choices.at(name); };
+    const auto size = [&](const char* name) { return choices.size(name); };
     check_divides("heads", "channels", choices);
-    const GPTConfig m{size("layers"),     size("heads"),     size("channels"),      size("seq-len"),
-                      size("vocab-size"), size("bias") != 0, size("tied-head") != 0};
+    const GPTConfig m{size("layers"),     size("heads"),         size("channels"),          size("seq-len"),
+                      size("vocab-size"), choices.is_on("bias"), choices.is_on("tied-head")};
     return {.runs = {{.parts = {embedding_part(m)}},
                      {.parts = {block_part(m)}, .count = m.layers, .is_layer = true},
                      {.parts = {head_part(m)}}},
@@ -93,8 +93,10 @@ const RegisteredFamily registered(
                  {"channels", "Use a residual stream of N channels (default: the model's)"},
                  {"seq-len", "Use a context of N tokens (default: the model's)"},
                  {"vocab-size", "Use a vocabulary of N tokens; 256: bytes (default: the model's)"},
-                 {"bias", "Use biases in layernorms and linear layers", OptionKind::on_off},
-                 {"tied-head", "Use the token embedding's weights in the head too", OptionKind::on_off}},
+                 {"bias", "Use biases in layernorms and linear layers (default: the model's)",
+                  OptionKind::on_off, true},
+                 {"tied-head", "Use the token embedding's weights in the head too (default: the model's)",
+                  OptionKind::on_off, true}},
      .models = {{"tiny", {4, 4, 128, 64, 256}, 4e-3},
                 {"mini", {6, 6, 384, 256, 256}, 1e-3},
                 {"gpt2", {12, 12, 768, 1024, 50257}, 6e-4},

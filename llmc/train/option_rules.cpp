@@ -76,29 +76,29 @@ std::vector<DependentSetting> dependent_settings() {
 ModelOptions unset_model_options() {
     ModelOptions unset;
     for (const FamilyOption& option : family_options()) {
-        if (option.is_switch()) {
-            unset.switches.emplace(option.name, true);
-        } else {
-            unset.sizes.emplace(option.name, std::nullopt);
-        }
+        ModelOption value;
+        if (option.kind == OptionKind::number) value = std::optional<double>();
+        if (option.kind == OptionKind::text) value = std::optional<std::string>();
+        if (option.kind == OptionKind::on_off) value = std::optional<bool>();
+        unset.emplace(option.name, value);
     }
     return unset;
 }
 
-// Takes missing sizes from the named model, and derives the other defaults from them.
+// Takes missing values from the named model, and derives the other defaults from them.
 void resolve(Options& o) {
     const ModelChoices of_model = choices_of(o.model);
-    for (auto& [name, size] : o.of_model.sizes) {
-        const auto usual = of_model.find(name);
-        if (usual != of_model.end()) {
-            size = size.value_or(usual->second);
-        } else if (size) {
-            user_error("--{} is not an option of --model {}; leave it out", name, o.model);
-        }
-    }
-    for (const auto& [name, is_on] : o.of_model.switches) {
-        if (!is_on && !of_model.contains(name))
-            user_error("--{} is not an option of --model {}; leave it out", name, o.model);
+    for (auto& [name, option] : o.of_model) {
+        const auto usual = of_model.values.find(name);
+        std::visit(
+            [&]<class T>(std::optional<T>& value) {
+                if (usual != of_model.values.end()) {
+                    value = value.value_or(std::get<T>(usual->second));
+                } else if (value) {
+                    user_error("--{} is not an option of --model {}; leave it out", name, o.model);
+                }
+            },
+            option);
     }
     // Limits the sequence length so that the product below fits in 64 bits. The plan refuses longer sequences
     // later.
@@ -195,16 +195,14 @@ int Options::processes_of_plan(int started) const {
     return plans_only() && started == 1 ? static_cast<int>(pipeline_parallel * tensor_parallel) : started;
 }
 
-Model Options::make_model() const {
+ModelChoices Options::choices_of_model() const {
     ModelChoices choices = choices_of(model);
-    for (auto& [name, choice] : choices) {
-        if (const auto size = of_model.sizes.find(name); size != of_model.sizes.end())
-            choice = size->second.value();
-        if (const auto is_on = of_model.switches.find(name); is_on != of_model.switches.end())
-            choice = is_on->second ? 1 : 0;
-    }
-    return llmc::make_model(family_of(model), choices);
+    for (auto& [name, choice] : choices.values)
+        std::visit([&](const auto& value) { choice = value.value(); }, of_model.find(name)->second);
+    return choices;
 }
+
+Model Options::make_model() const { return llmc::make_model(family_of(model), choices_of_model()); }
 
 DType Options::compute_dtype() const { return dtype == "bf16" ? DType::bf16 : DType::fp32; }
 

@@ -58,8 +58,10 @@ void add_settings(CLI::App& app, Options& options) {
             using Value = std::decay_t<decltype(value)>;
             const std::string dashed = std::string("--") + name;
             CLI::Option* option = nullptr;
-            if constexpr (std::is_same_v<Value, bool>) {
-                option = app.add_flag(dashed, value, as_help(help, value));  // --name, or --name=false
+            if constexpr (is_switch<Value>) {
+                // --name, or --name=false. (For CLI11, a std::optional is a number that counts its flags.)
+                option = app.add_flag_function(
+                    dashed, [&value](std::int64_t count) { value = count > 0; }, as_help(help, value));
             } else {
                 option = app.add_option(dashed, value, as_help(help, value));
             }
@@ -69,9 +71,9 @@ void add_settings(CLI::App& app, Options& options) {
                 return std::string();
             };
             option->check(CLI::Validator(refuse, ""));
-            option->option_text(std::is_same_v<Value, bool> ? "[={true,false}]"
-                                : choices.empty()           ? help.value
-                                                            : fmt::format("{{{}}}", fmt::join(choices, ",")));
+            option->option_text(is_switch<Value>  ? "[={true,false}]"
+                                : choices.empty() ? help.value
+                                                  : fmt::format("{{{}}}", fmt::join(choices, ",")));
         });
 }
 
@@ -126,9 +128,9 @@ void apply_config(CLI::App& app, Options& options, std::span<const RemovedOption
                      [&](const char* name, const auto& value, const Help&, const Choices&) {
                          using Value = std::decay_t<decltype(value)>;
                          names.emplace_back(name);
-                         types[name] = is_text<Value>                ? ConfigType::text
-                                       : std::is_same_v<Value, bool> ? ConfigType::boolean
-                                                                     : ConfigType::number;
+                         types[name] = is_text<Value>     ? ConfigType::text
+                                       : is_switch<Value> ? ConfigType::boolean
+                                                          : ConfigType::number;
                      });
     const std::vector<FamilyOption> of_families = family_options();
     constexpr std::array what = {"text in quotation marks", "a number without quotation marks",
@@ -358,7 +360,7 @@ std::string to_toml(const Options& options) {
             if (is_unset(value)) return;
             const std::string_view mark = options.was_chosen(name) ? "" : "# ";
             if constexpr (is_text<std::decay_t<decltype(value)>>) {
-                text += fmt::format("{}{} = {}\n", mark, name, as_config_text(value));
+                text += fmt::format("{}{} = {}\n", mark, name, as_config_text(value_of(value)));
             } else {
                 text += fmt::format("{}{} = {}\n", mark, name, value_of(value));
             }

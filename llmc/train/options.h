@@ -11,6 +11,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
 
 #include "llmc/core/dtype.h"
@@ -23,11 +24,10 @@
 
 namespace llmc {
 
-// The options of the model families (model/family.h). A size that was not given is empty.
-struct ModelOptions {
-    std::map<std::string, std::optional<std::int64_t>, std::less<>> sizes;
-    std::map<std::string, bool, std::less<>> switches;
-};
+// The options of the model families (model/family.h). One that was not given is empty.
+using ModelOption = std::variant<std::optional<std::int64_t>, std::optional<double>,
+                                 std::optional<std::string>, std::optional<bool>>;
+using ModelOptions = std::map<std::string, ModelOption, std::less<>>;
 ModelOptions unset_model_options();
 
 struct Options {
@@ -145,11 +145,15 @@ struct Options {
     bool uses_weights() const;
     int processes_of_plan(int started) const;
 
-    // The options must be resolved. Throws UserError if they make no valid model.
+    // The options must be resolved. make_model() throws UserError if they make no valid model.
+    ModelChoices choices_of_model() const;
     Model make_model() const;
-    std::int64_t sequence_length() const { return of_model.sizes.find("seq-len")->second.value(); }
-    std::int64_t vocabulary() const { return of_model.sizes.find("vocab-size")->second.value(); }
-    std::int64_t layers() const { return of_model.sizes.find("layers")->second.value(); }
+    std::int64_t size_of_model(std::string_view name) const {
+        return std::get<std::optional<std::int64_t>>(of_model.find(name)->second).value();
+    }
+    std::int64_t sequence_length() const { return size_of_model("seq-len"); }
+    std::int64_t vocabulary() const { return size_of_model("vocab-size"); }
+    std::int64_t layers() const { return size_of_model("layers"); }
     DType compute_dtype() const;
     DType kept_gradient_dtype() const;
     ScheduleKind schedule_kind() const;

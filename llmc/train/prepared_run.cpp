@@ -26,11 +26,11 @@ namespace llmc {
 namespace {
 
 RunSpec run_spec(const Options& options, const Mesh& mesh, const Device& device) {
-    const ModelChoices named = choices_of(options.model);
-    const bool has_own_sizes = std::ranges::any_of(options.of_model.sizes, [&](const auto& size) {
-        const auto usual = named.find(size.first);
-        return usual != named.end() && size.second != usual->second;
-    });
+    const ModelChoices named = choices_of(options.model), choices = options.choices_of_model();
+    const bool has_own_sizes =
+        std::ranges::any_of(family_of(options.model).options, [&](const FamilyOption& option) {
+            return option.is_size() && choices.size(option.name) != named.size(option.name);
+        });
     return {.model = options.make_model(),
             .model_name = has_own_sizes ? "" : options.model,
             .dtype = options.compute_dtype(),

@@ -225,15 +225,16 @@ bool take_model(Options& options, const CheckpointInfo& checkpoint) {
         options.model = model;
         options.inherited["model"] = false;
     }
-    for (auto& [name, size] : options.of_model.sizes) {
-        if (size || !then.contains(name) || !then[name].is_number()) continue;
-        size = then[name].get<std::int64_t>();
-        options.inherited[name] = false;
-    }
-    for (auto& [name, is_on] : options.of_model.switches) {
-        if (options.is_given(name)) continue;
-        is_on = then.value(name, true);  // a switch that the checkpoint does not know was on
-        options.inherited[name] = false;
+    for (auto& [name, option] : options.of_model) {
+        if (!then.contains(name) || then[name].is_null())
+            continue;  // the checkpoint is older than the option
+        std::visit(
+            [&, &name = name]<class T>(std::optional<T>& value) {
+                if (value) return;
+                value = then[name].template get<T>();
+                options.inherited[name] = false;
+            },
+            option);
     }
     if (options.bpe_directory.empty() && then.contains("bpe-dir") && then["bpe-dir"].is_string())
         options.bpe_directory = then["bpe-dir"];
@@ -297,14 +298,16 @@ void require_same_model(const CheckpointInfo& checkpoint, const Options& options
     if (family_of(model).name != family_of(options.model).name)
         user_error("{} belongs to --model {}, which is of another family than --model {}; give --model {}",
                    checkpoint.directory.string(), model, options.model, model);
-    for (const FamilyOption& option : family_options()) {
+    const ModelChoices usual = choices_of(model);
+    for (const FamilyOption& option : family_of(model).options) {
         const char* const name = option.name.data();
-        if (option.is_switch()) {
-            // A switch that is missing in the checkpoint was on.
-            const bool was_on = then.value(name, true);
-            if (was_on == now[name].get<bool>()) continue;
-            user_error("{} has another model, with --{}={}; {} --{}=false", checkpoint.directory.string(),
-                       name, was_on, was_on ? "leave out" : "give", name);
+        if (option.kind == OptionKind::on_off) {
+            // A checkpoint that does not know a switch has the model's usual one.
+            const bool was_on = then.value(name, usual.is_on(name)), is_on = now[name].get<bool>();
+            if (was_on == is_on) continue;
+            const bool is_usual = was_on == usual.is_on(name);
+            user_error("{} has another model, with --{}={}; {} --{}={}", checkpoint.directory.string(), name,
+                       was_on, is_usual ? "leave out" : "give", name, is_usual ? is_on : was_on);
         }
         if (then.contains(name) && then[name] != now[name]) {
             user_error("{} has another model: its --{} is {}, this run's is {}; give the checkpoint's sizes",

@@ -48,6 +48,13 @@ template <class T>
 const T& value_of(const std::optional<T>& value) {
     return *value;
 }
+template <class T>
+using ValueOf = std::decay_t<decltype(value_of(std::declval<const T&>()))>;
+// A configuration file has text in quotation marks, and switches are true or false there.
+template <class T>
+constexpr bool is_text = std::is_same_v<ValueOf<T>, std::string>;
+template <class T>
+constexpr bool is_switch = std::is_same_v<ValueOf<T>, bool>;
 
 template <class T>
 void check_number(std::string_view name, const std::string& text, std::string_view what) {
@@ -94,10 +101,6 @@ void check_value(std::string_view name, const std::string& text, const std::opti
     check_value(name, text, T{}, choices);
 }
 
-// Whether a setting's value is text. A configuration file has text in quotation marks.
-template <class T>
-constexpr bool is_text = std::is_same_v<T, std::string>;
-
 template <class T>
 void require_range(const char* name, T value, T lowest, T highest) {
     if (!(value >= lowest && value <= highest)) {
@@ -143,12 +146,11 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
     setting("model", o.model, {"Use the sizes of this model; the options below override them"},
             model_names());
     for (const FamilyOption& option : family_options()) {
-        const auto value = [&](auto& values) -> auto& { return values.find(option.name)->second; };
-        if (option.is_switch()) {
-            setting(option.name.data(), value(o.of_model.switches), {option.help.data()}, any);
-        } else {
-            setting(option.name.data(), value(o.of_model.sizes), {option.help.data()}, any);
-        }
+        std::visit(
+            [&](auto& value) {
+                setting(option.name.data(), value, {option.help.data(), option.value.data()}, any);
+            },
+            o.of_model.find(option.name)->second);
     }
     setting("init", o.init,
             {"Start from the weights in a safetensors file with Hugging Face names, or in the directory of a "

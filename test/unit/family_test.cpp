@@ -5,7 +5,10 @@
 
 #include <cstdint>
 #include <limits>
+#include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "llmc/core/error.h"
@@ -20,7 +23,7 @@ namespace {
 Model make(const ModelChoices& choices) {
     check_divides("turns", "layers", choices);
     Model made = strange::model();
-    made.runs[2].count = choices.at("layers") / 4;
+    made.runs[2].count = choices.size("layers") / 4;
     made.runs.erase(made.runs.begin() + 4);
     return made;
 }
@@ -30,8 +33,16 @@ const RegisteredFamily registered(
      .options = {{"turns", "Of layers", OptionKind::division},
                  {"layers", "Layers"},
                  {"seq-len", "Context"},
-                 {"vocab-size", "Vocabulary"}},
-     .models = {{"strange-tiny", {4, 8, strange::tokens, strange::vocabulary}, 1e-3}},
+                 {"vocab-size", "Vocabulary"},
+                 {"window", "Window", OptionKind::count, std::int64_t{0}},
+                 {"theta", "Base of the angles", OptionKind::number, 1e4},
+                 {"scaling", "Scaling of the angles", OptionKind::text, std::string("none"), "HOW"},
+                 {"inverse", "Turn the other way", OptionKind::on_off, false}},
+     .models = {{"strange-tiny", {4, 8, strange::tokens, strange::vocabulary}, 1e-3},
+                {"strange-far",
+                 {4, 8, strange::tokens, strange::vocabulary},
+                 1e-3,
+                 {{"theta", 5e5}, {"inverse", true}}}},
      .make = make});
 
 Options parsed(std::vector<const char*> words) {
@@ -66,6 +77,86 @@ TEST(Family, RefusesWhatIsAnotherOnes) {
               "--turns is not an option of --model tiny; leave it out");
     EXPECT_EQ(refusal({"--model=strange-tiny", "--layers=9"}),
               "--turns 4 does not divide --layers 9; try --layers 8 or 12");
+}
+
+TEST(Family, ItsOptionsHaveTypesAndTheModelsDefaults) {
+    const auto choices = [](const std::vector<const char*>& words) {
+        return parsed(words).choices_of_model();
+    };
+    const ModelChoices tiny = choices({"--model=strange-tiny"}), far = choices({"--model=strange-far"});
+    EXPECT_EQ(tiny, choices_of("strange-tiny"));
+    EXPECT_EQ(tiny.size("window"), 0);
+    EXPECT_EQ(tiny.number("theta"), 1e4);
+    EXPECT_EQ(tiny.text("scaling"), "none");
+    EXPECT_FALSE(tiny.is_on("inverse"));
+    EXPECT_EQ(far.number("theta"), 5e5);
+    EXPECT_TRUE(far.is_on("inverse"));
+    EXPECT_EQ(parsed({"--model=strange-far"}).make_model().description, "strange-far: a strange model");
+    const ModelChoices given =
+        choices({"--model=strange-far", "--theta=2.5", "--scaling=yarn", "--window=7", "--inverse=false"});
+    EXPECT_EQ(given.size("window"), 7);
+    EXPECT_EQ(given.number("theta"), 2.5);
+    EXPECT_EQ(given.text("scaling"), "yarn");
+    EXPECT_FALSE(given.is_on("inverse"));
+    EXPECT_TRUE(choices({"--model=strange-tiny", "--inverse"}).is_on("inverse"));
+    EXPECT_EQ(parsed({"--model=strange-tiny", "--theta=5e5", "--inverse"}).make_model().description,
+              "strange-far: a strange model");
+}
+
+TEST(Family, RefusesValuesOfAnotherTypeOrRange) {
+    EXPECT_EQ(refusal({"--model=strange-tiny", "--theta=x"}),
+              "--theta: 'x' is not a number; give a number such as 0.001");
+    EXPECT_EQ(refusal({"--model=strange-tiny", "--theta=-1"}), "--theta -1 is out of range; give 0 or more");
+    EXPECT_EQ(refusal({"--model=strange-tiny", "--theta=nan"}),
+              "--theta nan is out of range; give 0 or more");
+    EXPECT_EQ(refusal({"--model=strange-tiny", "--window=-1"}),
+              "--window -1 is out of range; give 0 or more");
+    EXPECT_EQ(refusal({"--model=strange-tiny", "--inverse=2"}),
+              "--inverse: '2' is neither true nor false; give true or false");
+    EXPECT_EQ(refusal({"--model=tiny", "--scaling=none"}),
+              "--scaling is not an option of --model tiny; leave it out");
+    EXPECT_EQ(refusal({"--model=tiny", "--inverse=false"}),
+              "--inverse is not an option of --model tiny; leave it out");
+}
+
+TEST(Family, ARecordKeepsTheTypes) {
+    const Options options = parsed({"--model=strange-far", "--scaling=yarn"});
+    const auto json = to_json(options);
+    EXPECT_EQ(json["theta"], 5e5);
+    EXPECT_EQ(json["scaling"], "yarn");
+    EXPECT_EQ(json["inverse"], true);
+    EXPECT_EQ(json["bias"], nullptr);
+    const std::string toml = to_toml(options);
+    EXPECT_NE(toml.find("\nscaling = \"yarn\"\n"), std::string::npos) << toml;
+    EXPECT_NE(toml.find("\n# inverse = true\n"), std::string::npos) << toml;
+    EXPECT_EQ(toml.find("bias"), std::string::npos) << toml;
+
+    CheckpointInfo checkpoint;
+    checkpoint.configuration = json.dump();
+    Options resumed;
+    EXPECT_TRUE(take_model(resumed, checkpoint));
+    EXPECT_EQ(resumed.model, "strange-far");
+    EXPECT_EQ(std::get<std::optional<double>>(resumed.of_model.at("theta")), 5e5);
+    EXPECT_EQ(std::get<std::optional<std::string>>(resumed.of_model.at("scaling")), "yarn");
+    EXPECT_EQ(std::get<std::optional<bool>>(resumed.of_model.at("inverse")), true);
+    EXPECT_EQ(std::get<std::optional<bool>>(resumed.of_model.at("bias")), std::nullopt);
+}
+
+TEST(Family, AnOptionIsOfOneKindInAllFamilies) {
+    try {
+        const RegisteredFamily another({.name = "another",
+                                        .options = {{"layers", "Layers"},
+                                                    {"seq-len", "Context"},
+                                                    {"vocab-size", "Vocabulary"},
+                                                    {"bias", "Biases", OptionKind::text, std::string("all")}},
+                                        .models = {},
+                                        .make = make});
+        FAIL();
+    } catch (const ProgrammingError& error) {
+        EXPECT_NE(
+            std::string(error.what()).find("option bias of family another is of another kind elsewhere"),
+            std::string::npos);
+    }
 }
 
 TEST(Family, HasTheOptionsThatOthersFollowFrom) {
@@ -104,6 +195,11 @@ TEST(Family, ACheckpointOfAnotherIsRefused) {
     EXPECT_EQ(says(R"({"model": "gpt9"})", "--model=tiny"),
               "c has --model gpt9, which this program does not know; use the program that wrote it");
     EXPECT_EQ(says(R"({"model": "gpt2"})", "--model=tiny"), "");
+    // A checkpoint that does not name a switch has the model's usual one.
+    EXPECT_EQ(says(R"({"model": "gpt2"})", "--bias=false"),
+              "c has another model, with --bias=true; leave out --bias=false");
+    EXPECT_EQ(says(R"({"model": "gpt2", "bias": false})", "--model=tiny"),
+              "c has another model, with --bias=false; give --bias=false");
 }
 
 }  // namespace

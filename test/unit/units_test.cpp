@@ -45,7 +45,7 @@ TEST(Units, NamedModelsAreThePublishedOnes) {
         if (expected == published.end()) continue;
         compared += 1;
         EXPECT_EQ(count_parameters(made(model)), expected->second.parameters) << model.name;
-        EXPECT_EQ(choices_of(model.name).at("heads"), expected->second.heads) << model.name;
+        EXPECT_EQ(choices_of(model.name).size("heads"), expected->second.heads) << model.name;
         EXPECT_EQ(model.learning_rate, expected->second.learning_rate) << model.name;
     }
     EXPECT_EQ(compared, published.size());
@@ -223,13 +223,13 @@ TEST(Traces, RefuseAProductOfWhatIsDividedInAnInnerDimension) {
 
 TEST(Config, RefusesHeadsThatDoNotDivide) {
     try {
-        family_of("gpt2").make({{"layers", 1},
-                                {"heads", 12},
-                                {"channels", 800},
-                                {"seq-len", 8},
-                                {"vocab-size", 256},
-                                {"bias", 1},
-                                {"tied-head", 1}});
+        family_of("gpt2").make({{{"layers", std::int64_t{1}},
+                                 {"heads", std::int64_t{12}},
+                                 {"channels", std::int64_t{800}},
+                                 {"seq-len", std::int64_t{8}},
+                                 {"vocab-size", std::int64_t{256}},
+                                 {"bias", true},
+                                 {"tied-head", true}}});
         ADD_FAILURE() << "accepted";
     } catch (const UserError& error) {
         EXPECT_STREQ(error.what(), "--heads 12 does not divide --channels 800; try --channels 792 or 804");
