@@ -31,6 +31,7 @@ class IdleOps final : public Ops {
     void attention_forward(T, T, T) override {}
     void attention_backward(T, T, T, T, T) override {}
     void attention_cached_forward(T, T, T, std::int64_t) override {}
+    void rope(const Heads&, T, std::int64_t, bool) override {}
     void fused_classifier(T, T, T, std::int64_t, float, bool) override {}
     void classifier_statistics(T, T, T, std::int64_t, std::int64_t) override {}
     void classifier_from_statistics(T, T, T, T, std::int64_t, std::int64_t, float, bool) override {}

@@ -26,6 +26,13 @@ std::string channels(const Tensor& weight) {
     return fmt::format("{} -> {}", rows.shape[1], rows.shape[0]);
 }
 
+// The elements in heads of all rows, and their bytes.
+double elements(const Heads& x) {
+    return elements(x.rows) / static_cast<double>(x.rows.shape.last()) *
+           static_cast<double>(x.count * x.size);
+}
+double bytes_of(const Heads& x) { return elements(x) * static_cast<double>(size_of(x.rows.dtype)); }
+
 // The floating-point operations of one product of causal attention, q k^T or p v: half of all pairs.
 double attention_product(const Tensor& qkv) {
     const auto T = static_cast<double>(qkv.shape[1]);
@@ -123,6 +130,11 @@ class TimedOps final : public Ops {
         measure("attention_cached_forward", qkv.dtype, 4 * C * n * (keys - (n - 1) / 2),
                 bytes_of({out, qkv}) + cached,
                 [&] { ops_.attention_cached_forward(out, cache, qkv, position); });
+    }
+
+    void rope(const Heads& x, const Tensor& angles, std::int64_t position, bool inverse) override {
+        measure("rope", DType::fp32, 3 * elements(x), 2 * bytes_of(x),
+                [&] { ops_.rope(x, angles, position, inverse); });
     }
 
     void fused_classifier(const Tensor& logits, const Tensor& losses, const Tensor& targets,

@@ -24,6 +24,7 @@
 #include <span>
 
 #include "llmc/core/tensor.h"
+#include "llmc/device/heads.h"
 
 namespace llmc {
 
@@ -168,6 +169,21 @@ class Ops {
     //   out X (n,NH,HS); cache X (T,2,NH,HS) in place, its first P rows filled; qkv X (n,3,NH,HS); P + n <= T
     virtual void attention_cached_forward(const Tensor& out, const Tensor& cache, const Tensor& qkv,
                                           std::int64_t position) = 0;
+
+    // ---- heads ----
+    //
+    // Heads (heads.h) lie in rows of tensors, N rows in all. Elements of these rows outside the heads are not
+    // changed. D is the size of a head. A device may require that `first`, D, and the rows of a tensor are
+    // whole pieces of 16 bytes.
+
+    // Rotary positions. In each head x, with t = position + the row's index in its sequence, for i < D/2, and
+    // with (cos, sin) = angles[t,i]:
+    //   x_i = x_i cos - x_{i+D/2} sin;  x_{i+D/2} = x_{i+D/2} cos + x_i sin
+    // With `inverse`, by -sin: this is also the backward pass. A row's index in its sequence is its second
+    // index in rows of shape (B,T,R), and its first in rows (n,R).
+    //   x X (B,T,R) or (n,R), in place; angles fp32 (at least position + T or n, D/2, 2); D is a multiple of
+    //   2, on a GPU of 8
+    virtual void rope(const Heads& x, const Tensor& angles, std::int64_t position, bool inverse) = 0;
 
     // ---- classifier ----
 

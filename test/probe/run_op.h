@@ -10,6 +10,7 @@
 //   cast                the dtype is out's; in has the other one
 //   copy                the dtype is that of both, any
 //   fill                the dtype is out's, any; `out` is an input for its shape
+//   on heads            head_calls.h
 //   adamw               several steps from 1: gradients (steps, n), norm_squared (steps), learning_rate
 //                       (steps); segments (count, 3) of begin, end, weight_decay; the other inputs as in ops.h.
 //                       with_norm = 1: norm_squared is 0 before, is computed from the gradients by
@@ -17,6 +18,7 @@
 //                       rounding: the seed and the first element, for stochastic rounding of the parameters
 #pragma once
 
+#include "test/probe/head_calls.h"
 #include "test/probe/operands.h"
 
 namespace llmc::probe {
@@ -266,6 +268,7 @@ inline const std::map<std::string, Call, std::less<>>& all_calls() {
         {"attention_forward", calls::attention_forward},
         {"attention_backward", calls::attention_backward},
         {"attention_cached_forward", calls::attention_cached_forward},
+        {"rope", calls::rope},
         {"fused_classifier", calls::fused_classifier},
         {"classifier_statistics", calls::classifier_statistics},
         {"classifier_from_statistics", calls::classifier_from_statistics},

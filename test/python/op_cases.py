@@ -15,6 +15,7 @@ from reference_ops import (
     GELU_HUGE_VALUES, GELU_VALUES, attention_backward, attention_cached_forward, attention_forward, classifier_from_statistics,
     classifier_statistics, encoder_backward, encoder_forward, fused_classifier, fused_residual_layernorm_forward, gelu_backward, gelu_forward, layernorm_backward,
     layernorm_forward, matmul_backward, matmul_forward)
+from reference_heads import rope
 from reference_updates import accumulate, adamw, add, all_finite, cast, copy, fill, global_norm_squared, sum_fp64
 
 
@@ -85,6 +86,10 @@ OPERATIONS = {
         attention_cached_forward, [of(1, 1, 0, 1, 5, offset=3.0), of(1, 7, 4, 2, 3), of(3, 9, 5, 1, 4, integers=12)],
         [of(1, 40, 39, 3, 16), of(5, 5, 0, 2, 8), of(1, 70, 66, 2, 20), of(13, 64, 30, 4, 32), of(1, 200, 131, 2, 64),
          of(2, 40, 31, 1, 16, integers=12), of(2, 3, 1, 3, 1)]),
+    "rope": Operation(
+        rope, [of(1, 3, count=1, size=2), of(2, 3, count=2, size=6, first=3, more=1, position=4), of(5, count=1, size=4, inverse=True)],
+        [of(2, 8, count=4, size=16, more=32), of(2, 13, count=3, size=24, first=8, position=100, longer=5, inverse=True),
+         of(1, 1, count=2, size=128, first=128, position=37), of(3, 5, count=8, size=64, inverse=True), of(7, count=5, size=10, first=1)]),
     "fused_classifier": Operation(
         fused_classifier, [of(3, 7, 9, ignored=1), of(4, 11, 11, write_dlogits=False), of(5, 8, 10, large=True)],
         [of(16, 32, 32), of(1, 37, 128, spread=1.0), of(13, 50, 128, ignored=5),

@@ -56,6 +56,8 @@ class CpuOps final : public Ops {
     void attention_cached_forward(const Tensor& out, const Tensor& cache, const Tensor& qkv,
                                   std::int64_t position) override;
 
+    void rope(const Heads& x, const Tensor& angles, std::int64_t position, bool inverse) override;
+
     void fused_classifier(const Tensor& logits, const Tensor& losses, const Tensor& targets,
                           std::int64_t vocabulary, float scale, bool write_dlogits) override;
     void classifier_statistics(const Tensor& statistics, const Tensor& logits, const Tensor& targets,
