@@ -32,6 +32,12 @@ class IdleOps final : public Ops {
     void attention_backward(T, T, T, T, T) override {}
     void attention_cached_forward(T, T, T, std::int64_t) override {}
     void rope(const Heads&, T, std::int64_t, bool) override {}
+    void head_norm_forward(const Heads&, T, const Heads&, T, float,
+                           const std::optional<SharedRows>&) override {}
+    void head_norm_sums(T, const Heads&) override {}
+    void head_norm_backward(const Heads&, T, const Heads&, const Heads&, T, T,
+                            const std::optional<SharedRows>&) override {}
+    void head_norm_backward_sums(T, const Heads&, const Heads&, T, T) override {}
     void fused_classifier(T, T, T, std::int64_t, float, bool) override {}
     void classifier_statistics(T, T, T, std::int64_t, std::int64_t) override {}
     void classifier_from_statistics(T, T, T, T, std::int64_t, std::int64_t, float, bool) override {}

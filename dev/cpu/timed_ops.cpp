@@ -136,6 +136,27 @@ class TimedOps final : public Ops {
         measure("rope", DType::fp32, 3 * elements(x), 2 * bytes_of(x),
                 [&] { ops_.rope(x, angles, position, inverse); });
     }
+    void head_norm_forward(const Heads& out, const Tensor& rstd, const Heads& in, const Tensor& weight,
+                           float eps, const std::optional<SharedRows>& shared) override {
+        measure("head_norm_forward", DType::fp32, 4 * elements(in), 2 * bytes_of(in) + bytes_of({rstd}),
+                [&] { ops_.head_norm_forward(out, rstd, in, weight, eps, shared); });
+    }
+    void head_norm_sums(const Tensor& sums, const Heads& in) override {
+        measure("head_norm_sums", DType::fp32, 2 * elements(in), bytes_of(in) + bytes_of({sums}),
+                [&] { ops_.head_norm_sums(sums, in); });
+    }
+    void head_norm_backward(const Heads& din, const Tensor& dweight, const Heads& dout, const Heads& in,
+                            const Tensor& weight, const Tensor& rstd,
+                            const std::optional<SharedRows>& shared) override {
+        measure("head_norm_backward", DType::fp32, 12 * elements(in), 3 * bytes_of(in) + bytes_of({rstd}),
+                [&] { ops_.head_norm_backward(din, dweight, dout, in, weight, rstd, shared); });
+    }
+    void head_norm_backward_sums(const Tensor& sums, const Heads& dout, const Heads& in, const Tensor& weight,
+                                 const Tensor& rstd) override {
+        measure("head_norm_backward_sums", DType::fp32, 4 * elements(in),
+                2 * bytes_of(in) + bytes_of({sums, rstd}),
+                [&] { ops_.head_norm_backward_sums(sums, dout, in, weight, rstd); });
+    }
 
     void fused_classifier(const Tensor& logits, const Tensor& losses, const Tensor& targets,
                           std::int64_t vocabulary, float scale, bool write_dlogits) override {

@@ -18,7 +18,7 @@ AT_ONCE = 4  # the tests' references run on the CPU
 SUITE_SECONDS = 150
 # The suites whose threads share memory, the most complicated first.
 SANITIZED = ["Ptx*", "AttentionForward*", "AttentionBackward*", "Matmul*", "LayerNormBackward*", "BiasGradient*", "Classifier*",
-             "Encoder*", "LayerNorm*", "GlobalNorm*", "AdamW*", "Elementwise*", "Gelu*", "Rope*"]
+             "Encoder*", "LayerNorm*", "GlobalNorm*", "AdamW*", "Elementwise*", "Gelu*", "Rope*", "HeadNorm*"]
 SANITIZER_SECONDS = 100
 SMALLEST = "Ptx.LaneId"  # a kernel of one instruction
 

@@ -4,9 +4,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "llmc/core/tensor.h"
 #include "llmc/device/heads.h"
+#include "llmc/device/ops.h"
 
 namespace llmc {
 
@@ -18,5 +20,19 @@ struct RopeSizes {
     std::int64_t rows, sequence, heads, head_size;
 };
 RopeSizes rope_sizes(const Heads& x, const Tensor& angles, std::int64_t position);
+
+// `whole` is the number of elements that a norm is over: head_size, or more if ranks share the rows. `ranks`
+// is 0 if they do not.
+struct HeadNormSizes {
+    std::int64_t rows, heads, head_size, whole, ranks;
+};
+HeadNormSizes head_norm_forward_sizes(const Heads& out, const Tensor& rstd, const Heads& in,
+                                      const Tensor& weight, const std::optional<SharedRows>& shared);
+HeadNormSizes head_norm_sums_sizes(const Tensor& sums, const Heads& in);
+HeadNormSizes head_norm_backward_sizes(const Heads& din, const Tensor& dweight, const Heads& dout,
+                                       const Heads& in, const Tensor& weight, const Tensor& rstd,
+                                       const std::optional<SharedRows>& shared);
+HeadNormSizes head_norm_backward_sums_sizes(const Tensor& sums, const Heads& dout, const Heads& in,
+                                            const Tensor& weight, const Tensor& rstd);
 
 }  // namespace llmc

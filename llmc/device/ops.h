@@ -72,6 +72,12 @@ struct WorkspaceRequest {
     std::int64_t size_of_head() const { return head_size > 0 ? head_size : channels / heads; }
 };
 
+// The rows of heads that several tensor-parallel ranks share. Each rank has some elements of every row.
+struct SharedRows {
+    Tensor sums;        // fp32 (R,N): a sum over each row's elements on each of the R ranks
+    std::int64_t size;  // elements of a whole row, on all ranks together
+};
+
 class Ops {
   public:
     virtual ~Ops() = default;
@@ -184,6 +190,33 @@ class Ops {
     //   x X (B,T,R) or (n,R), in place; angles fp32 (at least position + T or n, D/2, 2); D is a multiple of
     //   2, on a GPU of 8
     virtual void rope(const Heads& x, const Tensor& angles, std::int64_t position, bool inverse) = 0;
+
+    // The root-mean-square norm of each head:
+    //   rstd = (1/D sum_i x_i^2 + eps)^-1/2;  out_i = x_i rstd weight_i
+    // Without weight, 1 is in its place. With `shared`, a row is one head of shared->size elements, of which
+    // `in` has those of this rank. The sum is then that of shared->sums over the ranks, in their order, and D
+    // is shared->size.
+    //   out, in X, of the same count and size; the count is 1 if `shared`; rstd fp32 (N, count),
+    //   saved for backward; weight X (D) [optional]
+    virtual void head_norm_forward(const Heads& out, const Tensor& rstd, const Heads& in,
+                                   const Tensor& weight, float eps,
+                                   const std::optional<SharedRows>& shared = {}) = 0;
+    // sums = sum_i x_i^2: a rank's row of SharedRows::sums for head_norm_forward
+    //   sums fp32 (N); in X, a count of 1
+    virtual void head_norm_sums(const Tensor& sums, const Heads& in) = 0;
+    // With h = x rstd and g = dout weight:
+    //   din = rstd (g - h 1/D sum_i(g_i h_i));  dweight += sum over rows and heads of dout h
+    // `shared` is as in head_norm_forward, with sums of g h. din may be dout.
+    // din has the same bits whether or not the same call computes dweight.
+    //   din, dout, in X, of the same count and size; dweight fp32 (D) [optional]; weight X (D) [optional];
+    //   rstd fp32 (N, count)
+    virtual void head_norm_backward(const Heads& din, const Tensor& dweight, const Heads& dout,
+                                    const Heads& in, const Tensor& weight, const Tensor& rstd,
+                                    const std::optional<SharedRows>& shared = {}) = 0;
+    // sums = sum_i g_i h_i: a rank's row of SharedRows::sums for head_norm_backward
+    //   sums fp32 (N); dout, in X, a count of 1; weight X (D) [optional]; rstd fp32 (N)
+    virtual void head_norm_backward_sums(const Tensor& sums, const Heads& dout, const Heads& in,
+                                         const Tensor& weight, const Tensor& rstd) = 0;
 
     // ---- classifier ----
 

@@ -15,7 +15,7 @@ from reference_ops import (
     GELU_HUGE_VALUES, GELU_VALUES, attention_backward, attention_cached_forward, attention_forward, classifier_from_statistics,
     classifier_statistics, encoder_backward, encoder_forward, fused_classifier, fused_residual_layernorm_forward, gelu_backward, gelu_forward, layernorm_backward,
     layernorm_forward, matmul_backward, matmul_forward)
-from reference_heads import rope
+from reference_heads import head_norm_backward, head_norm_backward_sums, head_norm_forward, head_norm_sums, rope
 from reference_updates import accumulate, adamw, add, all_finite, cast, copy, fill, global_norm_squared, sum_fp64
 
 
@@ -90,6 +90,24 @@ OPERATIONS = {
         rope, [of(1, 3, count=1, size=2), of(2, 3, count=2, size=6, first=3, more=1, position=4), of(5, count=1, size=4, inverse=True)],
         [of(2, 8, count=4, size=16, more=32), of(2, 13, count=3, size=24, first=8, position=100, longer=5, inverse=True),
          of(1, 1, count=2, size=128, first=128, position=37), of(3, 5, count=8, size=64, inverse=True), of(7, count=5, size=10, first=1)]),
+    "head_norm_forward": Operation(
+        head_norm_forward,
+        [of(3, count=1, size=5), of(2, 3, count=2, size=6, first=3, more=1, out_first=1, out_more=2, eps=0.25),
+         of(4, count=1, size=7, ranks=2, eps=0.25, weight=False)],
+        [of(2, 8, count=4, size=16, more=16), of(1, 13, count=3, size=24, out_first=8, weight=False), of(5, count=8, size=128, first=256),
+         of(1, count=1, size=2048, eps=0.5), of(9, count=1, size=64, ranks=1), of(9, count=1, size=200, ranks=4, first=8, out_more=3)]),
+    "head_norm_sums": Operation(
+        head_norm_sums, [of(3, size=5), of(2, 2, size=9, first=1, more=2)], [of(13, size=37), of(1, size=4096, first=8), of(2, 16, size=128)]),
+    "head_norm_backward": Operation(
+        head_norm_backward,
+        [of(3, count=1, size=5), of(2, 3, count=2, size=6, first=3, more=1, dout_first=1, din_more=2),
+         of(4, count=1, size=7, ranks=2, weight=False, in_place=True)],
+        [of(2, 8, count=4, size=16, more=16, in_place=True), of(1, 13, count=3, size=24, din_first=8, weight=False, dweight=False),
+         of(37, count=8, size=128, first=256, dout_more=8), of(3, count=1, size=2048), of(9, count=1, size=64, ranks=1, in_place=True),
+         of(70, count=1, size=200, ranks=4, first=8, dout_first=3), of(5, count=2, size=33, dweight=False, in_place=True)]),
+    "head_norm_backward_sums": Operation(
+        head_norm_backward_sums, [of(3, size=5), of(2, 2, size=9, first=1, more=2, weight=False)],
+        [of(13, size=37, dout_first=3), of(5, size=4096, first=8), of(2, 16, size=128, weight=False)]),
     "fused_classifier": Operation(
         fused_classifier, [of(3, 7, 9, ignored=1), of(4, 11, 11, write_dlogits=False), of(5, 8, 10, large=True)],
         [of(16, 32, 32), of(1, 37, 128, spread=1.0), of(13, 50, 128, ignored=5),

@@ -18,8 +18,8 @@ CpuOps::~CpuOps() = default;
 std::size_t CpuOps::workspace_bytes(const WorkspaceRequest& request) const {
     check(request.heads > 0 && (request.head_size > 0 || request.channels % request.heads == 0),
           "heads divide channels");
-    const std::int64_t floats =
-        std::max({layernorm_floats(request), matmul_floats(request), attention_floats(request)});
+    const std::int64_t floats = std::max({layernorm_floats(request), matmul_floats(request),
+                                          attention_floats(request), head_norm_floats(request)});
     return static_cast<std::size_t>(floats) * sizeof(float);
 }
 

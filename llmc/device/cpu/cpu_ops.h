@@ -58,6 +58,15 @@ class CpuOps final : public Ops {
 
     void rope(const Heads& x, const Tensor& angles, std::int64_t position, bool inverse) override;
 
+    void head_norm_forward(const Heads& out, const Tensor& rstd, const Heads& in, const Tensor& weight,
+                           float eps, const std::optional<SharedRows>& shared = {}) override;
+    void head_norm_sums(const Tensor& sums, const Heads& in) override;
+    void head_norm_backward(const Heads& din, const Tensor& dweight, const Heads& dout, const Heads& in,
+                            const Tensor& weight, const Tensor& rstd,
+                            const std::optional<SharedRows>& shared = {}) override;
+    void head_norm_backward_sums(const Tensor& sums, const Heads& dout, const Heads& in, const Tensor& weight,
+                                 const Tensor& rstd) override;
+
     void fused_classifier(const Tensor& logits, const Tensor& losses, const Tensor& targets,
                           std::int64_t vocabulary, float scale, bool write_dlogits) override;
     void classifier_statistics(const Tensor& statistics, const Tensor& logits, const Tensor& targets,
@@ -85,6 +94,7 @@ class CpuOps final : public Ops {
     std::int64_t layernorm_floats(const WorkspaceRequest& request) const;
     std::int64_t matmul_floats(const WorkspaceRequest& request) const;
     std::int64_t attention_floats(const WorkspaceRequest& request) const;
+    std::int64_t head_norm_floats(const WorkspaceRequest& request) const;
     // The workspace; throws if it has fewer floats than this.
     float* workspace(std::int64_t floats) const;
 

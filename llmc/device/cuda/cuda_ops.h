@@ -67,6 +67,15 @@ class CudaOps final : public Ops {
 
     void rope(const Heads& x, const Tensor& angles, std::int64_t position, bool inverse) override;
 
+    void head_norm_forward(const Heads& out, const Tensor& rstd, const Heads& in, const Tensor& weight,
+                           float eps, const std::optional<SharedRows>& shared = {}) override;
+    void head_norm_sums(const Tensor& sums, const Heads& in) override;
+    void head_norm_backward(const Heads& din, const Tensor& dweight, const Heads& dout, const Heads& in,
+                            const Tensor& weight, const Tensor& rstd,
+                            const std::optional<SharedRows>& shared = {}) override;
+    void head_norm_backward_sums(const Tensor& sums, const Heads& dout, const Heads& in, const Tensor& weight,
+                                 const Tensor& rstd) override;
+
     void fused_classifier(const Tensor& logits, const Tensor& losses, const Tensor& targets,
                           std::int64_t vocabulary, float scale, bool write_dlogits) override;
     void classifier_statistics(const Tensor& statistics, const Tensor& logits, const Tensor& targets,
@@ -101,6 +110,7 @@ class CudaOps final : public Ops {
     std::size_t embedding_workspace_bytes(const WorkspaceRequest& request) const;
     std::size_t matmul_workspace_bytes(const WorkspaceRequest& request) const;
     std::size_t attention_workspace_bytes(const WorkspaceRequest& request) const;
+    std::size_t head_norm_workspace_bytes(const WorkspaceRequest& request) const;
 
     Chip chip_;
     CudaStreams& streams_;

@@ -1,5 +1,5 @@
 // The CUDA device's operations on heads, from the contract of ops.h down to kernels: they give the CPU
-// device's results. (test/kernels tests the kernels alone.)
+// device's results, also for rows that ranks share. (test/kernels tests the kernels alone.)
 #include <array>
 #include <cmath>
 #include <cstdio>
@@ -77,6 +77,58 @@ TEST(CudaHeads, RopeInBothDirections) {
             }
         }
         return true;
+    });
+    EXPECT_TRUE(outcome.good()) << outcome;
+}
+
+TEST(CudaHeads, NormOfEachHead) {
+    const Outcome outcome = run_process({{"SIMT_SEED", "1"}}, [] {
+        HostTensors inputs = {{"in", normal("in", {2, 13, 96})},
+                              {"in_heads", numbers({16, 3, 24})},
+                              {"out", normal("out", {2, 13, 80})},
+                              {"out_heads", numbers({8, 3, 24})},
+                              {"eps", numbers({0.125})}};
+        if (!is_like_the_cpu("head_norm_forward", inputs)) return false;
+        inputs["weight"] = normal("weight", {24}, 1.0);
+        if (!is_like_the_cpu("head_norm_forward", inputs)) return false;
+        for (const char* name : {"out", "out_heads", "eps"}) inputs.erase(name);
+        inputs["dout"] = normal("dout", {2, 13, 88});
+        inputs["dout_heads"] = numbers({0, 3, 24});
+        inputs["rstd"] = normal("rstd", {26, 3}, 4.0);
+        inputs["dweight"] = normal("dweight", {24});
+        inputs["din"] = normal("din", {2, 13, 72});
+        inputs["din_heads"] = numbers({0, 3, 24});
+        if (!is_like_the_cpu("head_norm_backward", inputs)) return false;
+        inputs["in_place"] = numbers({1});
+        inputs.erase("din");
+        inputs.erase("dweight");
+        return is_like_the_cpu("head_norm_backward", inputs);
+    });
+    EXPECT_TRUE(outcome.good()) << outcome;
+}
+
+TEST(CudaHeads, NormOfRowsThatRanksShare) {
+    const Outcome outcome = run_process({{"SIMT_SEED", "1"}}, [] {
+        HostTensors inputs = {{"in", normal("in", {13, 64})}, {"in_heads", numbers({16, 1, 48})}};
+        if (!is_like_the_cpu("head_norm_sums", inputs)) return false;
+        HostTensors forward = inputs;
+        forward["out"] = normal("out", {13, 48});
+        forward["out_heads"] = numbers({0, 1, 48});
+        forward["eps"] = numbers({0.125});
+        forward["sums"] = normal("sums", {3, 13}, 40.0);
+        forward["whole"] = numbers({144});
+        if (!is_like_the_cpu("head_norm_forward", forward)) return false;
+        inputs["dout"] = normal("dout", {13, 48});
+        inputs["dout_heads"] = numbers({0, 1, 48});
+        inputs["weight"] = normal("weight", {48}, 1.0);
+        inputs["rstd"] = normal("rstd", {13}, 4.0);
+        if (!is_like_the_cpu("head_norm_backward_sums", inputs)) return false;
+        inputs["sums"] = normal("sums", {3, 13});
+        inputs["whole"] = numbers({144});
+        inputs["dweight"] = normal("dweight", {48});
+        inputs["din"] = normal("din", {13, 56});
+        inputs["din_heads"] = numbers({8, 1, 48});
+        return is_like_the_cpu("head_norm_backward", inputs);
     });
     EXPECT_TRUE(outcome.good()) << outcome;
 }
