@@ -24,6 +24,9 @@ class IdleOps final : public Ops {
     void layernorm_forward(T, T, T, T, T, T) override {}
     void layernorm_backward(T, T, T, T, T, T, T, T) override {}
     void fused_residual_layernorm_forward(T, T, T, T, T, T, T, T) override {}
+    void rmsnorm_forward(T, T, T, T, float) override {}
+    void rmsnorm_backward(T, T, T, T, T, T) override {}
+    void fused_residual_rmsnorm_forward(T, T, T, T, T, T, float) override {}
     void matmul_forward(T, T, T, T, T) override {}
     void matmul_backward(T, T, T, T, T, T, T) override {}
     void gelu_forward(T, T) override {}

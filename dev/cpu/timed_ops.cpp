@@ -85,6 +85,24 @@ class TimedOps final : public Ops {
                 });
     }
 
+    void rmsnorm_forward(const Tensor& out, const Tensor& rstd, const Tensor& in, const Tensor& weight,
+                         float eps) override {
+        measure("rmsnorm_forward", DType::fp32, 4 * elements(in), bytes_of({out, rstd, in}),
+                [&] { ops_.rmsnorm_forward(out, rstd, in, weight, eps); });
+    }
+    void rmsnorm_backward(const Tensor& din, const Tensor& dweight, const Tensor& dout, const Tensor& in,
+                          const Tensor& weight, const Tensor& rstd) override {
+        measure("rmsnorm_backward", DType::fp32, 12 * elements(in), bytes_of({din, din, dout, in, rstd}),
+                [&] { ops_.rmsnorm_backward(din, dweight, dout, in, weight, rstd); });
+    }
+    void fused_residual_rmsnorm_forward(const Tensor& residual, const Tensor& out, const Tensor& rstd,
+                                        const Tensor& in1, const Tensor& in2, const Tensor& weight,
+                                        float eps) override {
+        measure("fused_residual_rmsnorm_forward", DType::fp32, 5 * elements(in1),
+                bytes_of({residual, out, rstd, in1, in2}),
+                [&] { ops_.fused_residual_rmsnorm_forward(residual, out, rstd, in1, in2, weight, eps); });
+    }
+
     void matmul_forward(const Tensor& out, const Tensor& in, const Tensor& weight, const Tensor& bias,
                         const Tensor& pre_gelu) override {
         const double rows = elements(in) / static_cast<double>(weight.shape.last());

@@ -26,6 +26,14 @@ RowSizes layernorm_sizes(const Tensor& x, const Tensor& mean, const Tensor& rstd
     return sizes;
 }
 
+RowSizes rmsnorm_sizes(const Tensor& x, const Tensor& rstd, const Tensor& weight) {
+    check(x.shape.dimensions() > 0 && x.shape.last() > 0, "RMS norm takes rows of channels");
+    const RowSizes sizes{x.elements() / x.shape.last(), x.shape.last()};
+    check_elements(rstd, DType::fp32, sizes.rows, "rstd");
+    if (weight) check_elements(weight, x.dtype, sizes.channels, "weight");
+    return sizes;
+}
+
 // `in` is (N,IC), `weight` (OC,IC) and `out` (N,OC). `out` may be a gradient.
 MatmulSizes matmul_sizes(const Tensor& out, const Tensor& in, const Tensor& weight) {
     check(weight.shape.dimensions() > 0 && weight.shape.last() > 0, "a weight is (OC,IC)");
@@ -104,6 +112,30 @@ RowSizes fused_residual_layernorm_sizes(const Tensor& residual, const Tensor& ou
                                         const Tensor& rstd, const Tensor& in1, const Tensor& in2,
                                         const Tensor& gamma, const Tensor& beta) {
     const RowSizes s = layernorm_forward_sizes(out, mean, rstd, residual, gamma, beta);
+    check_rows(in1, residual.dtype, s.rows, s.channels, "in1");
+    check_rows(in2, residual.dtype, s.rows, s.channels, "in2");
+    return s;
+}
+
+RowSizes rmsnorm_forward_sizes(const Tensor& out, const Tensor& rstd, const Tensor& in,
+                               const Tensor& weight) {
+    const RowSizes s = rmsnorm_sizes(in, rstd, weight);
+    check_rows(out, in.dtype, s.rows, s.channels, "out");
+    return s;
+}
+
+RowSizes rmsnorm_backward_sizes(const Tensor& din, const Tensor& dweight, const Tensor& dout,
+                                const Tensor& in, const Tensor& weight, const Tensor& rstd) {
+    const RowSizes s = rmsnorm_sizes(in, rstd, weight);
+    check_rows(dout, in.dtype, s.rows, s.channels, "dout");
+    if (din) check_rows(din, in.dtype, s.rows, s.channels, "din");
+    if (dweight) check_elements(dweight, DType::fp32, s.channels, "dweight");
+    return s;
+}
+
+RowSizes fused_residual_rmsnorm_sizes(const Tensor& residual, const Tensor& out, const Tensor& rstd,
+                                      const Tensor& in1, const Tensor& in2, const Tensor& weight) {
+    const RowSizes s = rmsnorm_forward_sizes(out, rstd, residual, weight);
     check_rows(in1, residual.dtype, s.rows, s.channels, "in1");
     check_rows(in2, residual.dtype, s.rows, s.channels, "in2");
     return s;

@@ -78,6 +78,13 @@ RowSizes fused_residual_layernorm_sizes(const Tensor& residual, const Tensor& ou
                                         const Tensor& rstd, const Tensor& in1, const Tensor& in2,
                                         const Tensor& gamma, const Tensor& beta);
 
+// RMS norm; the weight may be absent.
+RowSizes rmsnorm_forward_sizes(const Tensor& out, const Tensor& rstd, const Tensor& in, const Tensor& weight);
+RowSizes rmsnorm_backward_sizes(const Tensor& din, const Tensor& dweight, const Tensor& dout,
+                                const Tensor& in, const Tensor& weight, const Tensor& rstd);
+RowSizes fused_residual_rmsnorm_sizes(const Tensor& residual, const Tensor& out, const Tensor& rstd,
+                                      const Tensor& in1, const Tensor& in2, const Tensor& weight);
+
 struct MatmulSizes {
     std::int64_t rows, in_channels, out_channels;
 };

@@ -127,6 +127,23 @@ class Ops {
                                                   const Tensor& in2, const Tensor& gamma,
                                                   const Tensor& beta) = 0;
 
+    // ---- RMS norm ----
+
+    // rstd = (1/C sum_c x_c^2 + eps)^-1/2;  out = x rstd w. Without weight, w is 1.
+    //   out, in X (..., C); rstd fp32 (N), saved for backward; weight X (C) [optional]
+    virtual void rmsnorm_forward(const Tensor& out, const Tensor& rstd, const Tensor& in,
+                                 const Tensor& weight, float eps) = 0;
+    // With h = x rstd and g = dout w:
+    //   din += rstd (g - h 1/C sum(g h));  dweight += sum_rows dout h
+    // Each output has the same bits whether or not the same call computes the other.
+    //   din X (..., C) [optional], dweight fp32 (C) [optional], dout, in X (..., C), weight X (C) [optional]
+    virtual void rmsnorm_backward(const Tensor& din, const Tensor& dweight, const Tensor& dout,
+                                  const Tensor& in, const Tensor& weight, const Tensor& rstd) = 0;
+    // residual = in1 + in2 (rounded to X), then rmsnorm_forward of the rounded residual.
+    virtual void fused_residual_rmsnorm_forward(const Tensor& residual, const Tensor& out, const Tensor& rstd,
+                                                const Tensor& in1, const Tensor& in2, const Tensor& weight,
+                                                float eps) = 0;
+
     // ---- matrix products ----
 
     // out = in weight^T + bias. With pre_gelu: pre_gelu = in weight^T + bias, out = GELU(pre_gelu as rounded

@@ -19,6 +19,7 @@
 #pragma once
 
 #include "test/probe/head_calls.h"
+#include "test/probe/llama_calls.h"
 #include "test/probe/operands.h"
 
 namespace llmc::probe {
@@ -261,6 +262,9 @@ inline const std::map<std::string, Call, std::less<>>& all_calls() {
         {"layernorm_forward", calls::layernorm_forward},
         {"layernorm_backward", calls::layernorm_backward},
         {"fused_residual_layernorm_forward", calls::fused_residual_layernorm_forward},
+        {"rmsnorm_forward", calls::rmsnorm_forward},
+        {"rmsnorm_backward", calls::rmsnorm_backward},
+        {"fused_residual_rmsnorm_forward", calls::fused_residual_rmsnorm_forward},
         {"matmul_forward", calls::matmul_forward},
         {"matmul_backward", calls::matmul_backward},
         {"gelu_forward", calls::gelu_forward},

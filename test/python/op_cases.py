@@ -11,6 +11,7 @@ import zlib
 import numpy as np
 
 from cases import Maker
+from reference_llama_ops import SMALL_EPS, fused_residual_rmsnorm_forward, rmsnorm_backward, rmsnorm_forward
 from reference_ops import (
     GELU_HUGE_VALUES, GELU_VALUES, attention_backward, attention_cached_forward, attention_forward, classifier_from_statistics,
     classifier_statistics, encoder_backward, encoder_forward, fused_classifier, fused_residual_layernorm_forward, gelu_backward, gelu_forward, layernorm_backward,
@@ -56,6 +57,19 @@ OPERATIONS = {
         fused_residual_layernorm_forward, [of(1, 5, offset=4.0), of(3, 13, offset=-4.0)],
         [of(2, 8, 16), of(3, 13, 20, offset=1.0), of(2, 5, 65), of(4, 64, 128), of(1, 1, 384, offset=4.0),
          of(3, 13, 20, offset=1.0, beta=False), of(4, 64, 128, beta=False)]),
+    "rmsnorm_forward": Operation(
+        rmsnorm_forward, [of(1, 5, offset=4.0), of(3, 13, weight=False)],
+        [of(2, 8, 16), of(3, 13, 20, offset=1.0, eps=SMALL_EPS), of(2, 5, 65), of(4, 64, 128), of(1, 1, 384, offset=4.0),
+         of(3, 13, 20, weight=False), of(4, 24, scale=1e-3, eps=SMALL_EPS), of(5, 4096)]),
+    "rmsnorm_backward": Operation(
+        rmsnorm_backward, [of(1, 5, offset=4.0), of(3, 13, weight=False)],
+        [of(2, 8, 16), of(3, 13, 20, offset=1.0), of(2, 5, 65), of(4, 64, 128), of(1, 1, 384, offset=4.0),
+         of(3, 13, 20, want=("din",)), of(3, 13, 20, want=("dweight",)), of(4, 64, 128, weight=False),
+         of(3, 13, 20, weight=False, want=("din",)), of(5, 4096)]),
+    "fused_residual_rmsnorm_forward": Operation(
+        fused_residual_rmsnorm_forward, [of(1, 5, offset=4.0), of(3, 13, weight=False)],
+        [of(2, 8, 16), of(3, 13, 20, offset=1.0, eps=SMALL_EPS), of(2, 5, 65), of(4, 64, 128), of(1, 1, 384, offset=4.0),
+         of(3, 13, 20, weight=False), of(4, 64, 128, weight=False)]),
     "matmul_forward": Operation(
         matmul_forward, [of(3, 5, OC=7), of(1, 9, OC=4, bias=False), of(2, 3, 5, OC=6, gelu=True)],
         [of(16, 16, OC=48), of(1, 5, OC=37), of(13, 20, OC=7, bias=False), of(3, 13, 10, OC=65, gelu=True),

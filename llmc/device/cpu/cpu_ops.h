@@ -41,6 +41,14 @@ class CpuOps final : public Ops {
                                           const Tensor& rstd, const Tensor& in1, const Tensor& in2,
                                           const Tensor& gamma, const Tensor& beta) override;
 
+    void rmsnorm_forward(const Tensor& out, const Tensor& rstd, const Tensor& in, const Tensor& weight,
+                         float eps) override;
+    void rmsnorm_backward(const Tensor& din, const Tensor& dweight, const Tensor& dout, const Tensor& in,
+                          const Tensor& weight, const Tensor& rstd) override;
+    void fused_residual_rmsnorm_forward(const Tensor& residual, const Tensor& out, const Tensor& rstd,
+                                        const Tensor& in1, const Tensor& in2, const Tensor& weight,
+                                        float eps) override;
+
     void matmul_forward(const Tensor& out, const Tensor& in, const Tensor& weight, const Tensor& bias,
                         const Tensor& pre_gelu = {}) override;
     void matmul_backward(const Tensor& din, const Tensor& dweight, const Tensor& dbias, const Tensor& dout,

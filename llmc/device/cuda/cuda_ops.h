@@ -49,6 +49,14 @@ class CudaOps final : public Ops {
                                           const Tensor& rstd, const Tensor& in1, const Tensor& in2,
                                           const Tensor& gamma, const Tensor& beta) override;
 
+    void rmsnorm_forward(const Tensor& out, const Tensor& rstd, const Tensor& in, const Tensor& weight,
+                         float eps) override;
+    void rmsnorm_backward(const Tensor& din, const Tensor& dweight, const Tensor& dout, const Tensor& in,
+                          const Tensor& weight, const Tensor& rstd) override;
+    void fused_residual_rmsnorm_forward(const Tensor& residual, const Tensor& out, const Tensor& rstd,
+                                        const Tensor& in1, const Tensor& in2, const Tensor& weight,
+                                        float eps) override;
+
     void matmul_forward(const Tensor& out, const Tensor& in, const Tensor& weight, const Tensor& bias,
                         const Tensor& pre_gelu = {}) override;
     // With pre_gelu, din is rounded to X before and after it is multiplied by GELU'(pre_gelu).
