@@ -31,6 +31,10 @@ class IdleOps final : public Ops {
     void matmul_backward(T, T, T, T, T, T, T) override {}
     void gelu_forward(T, T) override {}
     void gelu_backward(T, T, T) override {}
+    void swiglu_forward(T, T) override {}
+    void swiglu_backward(T, T, T) override {}
+    void relu_squared_forward(T, T) override {}
+    void relu_squared_backward(T, T, T) override {}
     void attention_forward(T, T, T) override {}
     void attention_backward(T, T, T, T, T) override {}
     void attention_cached_forward(T, T, T, std::int64_t) override {}

@@ -128,6 +128,22 @@ class TimedOps final : public Ops {
                 [&] { ops_.gelu_backward(din, dout, in); });
     }
 
+    void swiglu_forward(const Tensor& out, const Tensor& in) override {
+        measure("swiglu_forward", DType::fp32, 0, bytes_of({out, in}), [&] { ops_.swiglu_forward(out, in); });
+    }
+    void swiglu_backward(const Tensor& din, const Tensor& dout, const Tensor& in) override {
+        measure("swiglu_backward", DType::fp32, 0, bytes_of({din, dout, in}),
+                [&] { ops_.swiglu_backward(din, dout, in); });
+    }
+    void relu_squared_forward(const Tensor& out, const Tensor& in) override {
+        measure("relu_squared_forward", DType::fp32, 2 * elements(in), bytes_of({out, in}),
+                [&] { ops_.relu_squared_forward(out, in); });
+    }
+    void relu_squared_backward(const Tensor& din, const Tensor& dout, const Tensor& in) override {
+        measure("relu_squared_backward", DType::fp32, 3 * elements(in), bytes_of({din, dout, in}),
+                [&] { ops_.relu_squared_backward(din, dout, in); });
+    }
+
     void attention_forward(const Tensor& out, const Tensor& lse, const Tensor& qkv) override {
         measure("attention_forward", qkv.dtype, 2 * attention_product(qkv), bytes_of({out, lse, qkv}),
                 [&] { ops_.attention_forward(out, lse, qkv); });

@@ -160,6 +160,19 @@ MatmulSizes matmul_backward_sizes(const Tensor& din, const Tensor& dweight, cons
     return s;
 }
 
+RowSizes swiglu_forward_sizes(const Tensor& out, const Tensor& in) {
+    check(out.shape.dimensions() > 0 && out.shape.last() > 0, "SwiGLU makes rows of F");
+    const RowSizes s{out.elements() / out.shape.last(), out.shape.last()};
+    check_rows(in, out.dtype, s.rows, 2 * s.channels, "in");
+    return s;
+}
+
+RowSizes swiglu_backward_sizes(const Tensor& din, const Tensor& dout, const Tensor& in) {
+    const RowSizes s = swiglu_forward_sizes(dout, in);
+    check_rows(din, dout.dtype, s.rows, 2 * s.channels, "din");
+    return s;
+}
+
 HeadSizes attention_forward_sizes(const Tensor& out, const Tensor& lse, const Tensor& qkv) {
     return attention_sizes(out, qkv, lse);
 }

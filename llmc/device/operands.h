@@ -94,6 +94,10 @@ MatmulSizes matmul_backward_sizes(const Tensor& din, const Tensor& dweight, cons
                                   const Tensor& dout, const Tensor& in, const Tensor& weight,
                                   const Tensor& pre_gelu);
 
+// The rows, and the F elements of a row of out.
+RowSizes swiglu_forward_sizes(const Tensor& out, const Tensor& in);
+RowSizes swiglu_backward_sizes(const Tensor& din, const Tensor& dout, const Tensor& in);
+
 struct HeadSizes {
     std::int64_t batch, sequence, heads, head_size;
     auto operator<=>(const HeadSizes&) const = default;

@@ -169,6 +169,23 @@ class Ops {
     // din = dout GELU'(in); din may be dout
     virtual void gelu_backward(const Tensor& din, const Tensor& dout, const Tensor& in) = 0;
 
+    // ---- other activations ----
+    //
+    // For SwiGLU, F counts as a row of X. The others take any number of elements at any address.
+
+    // With a = in[..., 0 ... F-1], b = in[..., F ... 2F-1] and the logistic function s(a) = 1/(1 + e^-a):
+    //   out = a s(a) b
+    //   out X (..., F), in X (..., 2F)
+    virtual void swiglu_forward(const Tensor& out, const Tensor& in) = 0;
+    // The halves of din: da = dout b s (1 + a (1 - s));  db = dout a s
+    //   din X (..., 2F), dout X (..., F), in X (..., 2F); din may be in
+    virtual void swiglu_backward(const Tensor& din, const Tensor& dout, const Tensor& in) = 0;
+    // out = max(x, 0)^2
+    //   out, in X, of one shape
+    virtual void relu_squared_forward(const Tensor& out, const Tensor& in) = 0;
+    // din = 2 max(x, 0) dout; din may be dout
+    virtual void relu_squared_backward(const Tensor& din, const Tensor& dout, const Tensor& in) = 0;
+
     // ---- causal attention ----
     //
     // In bf16, the exponentials and ds below may be rounded to bf16 before they are multiplied by v, dout, k

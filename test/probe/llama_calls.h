@@ -1,5 +1,7 @@
 // Calls of the operations for Llama-like models, for the table of test/probe/run_op.h. Further inputs:
 //   rmsnorm_forward, fused_residual_rmsnorm_forward    eps
+//   swiglu_backward           in_place = 1: din is in
+//   relu_squared_backward     in_place = 1: din is dout
 #pragma once
 
 #include "test/probe/operands.h"
@@ -37,6 +39,30 @@ inline void fused_residual_rmsnorm_forward(Operands& o, Ops& ops) {
                                        o.out("rstd", DType::fp32, norm_rows(in)), o.in("in1", o.X),
                                        o.in("in2", o.X), o.in_if_given("weight", o.X),
                                        static_cast<float>(o.scalar("eps")));
+}
+
+// ---- activations
+
+inline void swiglu_forward(Operands& o, Ops& ops) {
+    const Shape& in = o.shape("in");
+    const Shape out = in.dimensions() == 2 ? Shape{in[0], in[1] / 2} : Shape{in[0], in[1], in[2] / 2};
+    ops.swiglu_forward(o.out("out", o.X, out), o.in("in", o.X));
+}
+
+inline void swiglu_backward(Operands& o, Ops& ops) {
+    const bool in_place = o.flag("in_place");
+    const Tensor in = in_place ? o.in_out("in", o.X) : o.in("in", o.X);
+    ops.swiglu_backward(in_place ? in : o.out("din", o.X, in.shape), o.in("dout", o.X), in);
+}
+
+inline void relu_squared_forward(Operands& o, Ops& ops) {
+    ops.relu_squared_forward(o.out("out", o.X, o.shape("in")), o.in("in", o.X));
+}
+
+inline void relu_squared_backward(Operands& o, Ops& ops) {
+    const bool in_place = o.flag("in_place");
+    const Tensor dout = in_place ? o.in_out("dout", o.X) : o.in("dout", o.X);
+    ops.relu_squared_backward(in_place ? dout : o.out("din", o.X, dout.shape), dout, o.in("in", o.X));
 }
 
 }  // namespace llmc::probe::calls

@@ -11,7 +11,9 @@ import zlib
 import numpy as np
 
 from cases import Maker
-from reference_llama_ops import SMALL_EPS, fused_residual_rmsnorm_forward, rmsnorm_backward, rmsnorm_forward
+from reference_llama_ops import (
+    RELU_VALUES, SMALL_EPS, SWIGLU_VALUES, fused_residual_rmsnorm_forward, relu_squared_backward, relu_squared_forward,
+    rmsnorm_backward, rmsnorm_forward, swiglu_backward, swiglu_forward)
 from reference_ops import (
     GELU_HUGE_VALUES, GELU_VALUES, attention_backward, attention_cached_forward, attention_forward, classifier_from_statistics,
     classifier_statistics, encoder_backward, encoder_forward, fused_classifier, fused_residual_layernorm_forward, gelu_backward, gelu_forward, layernorm_backward,
@@ -87,6 +89,18 @@ OPERATIONS = {
     "gelu_backward": Operation(
         gelu_backward, [of(3, 7), of(values=GELU_VALUES), of(2, 5, in_place=True)],
         [of(values=[0.7]), of(2, 8, 16), of(3, 13, 37, in_place=True), of(4, 64, 128), of(values=GELU_HUGE_VALUES)]),
+    # Rows and F.
+    "swiglu_forward": Operation(
+        swiglu_forward, [of(3, 7), of(values=SWIGLU_VALUES)],
+        [of(1, 1), of(2, 8, 16), of(3, 13, 37), of(4, 64, 128), of(2, 11008)]),
+    "swiglu_backward": Operation(
+        swiglu_backward, [of(3, 7), of(values=SWIGLU_VALUES), of(2, 5, in_place=True)],
+        [of(1, 1), of(2, 8, 16), of(3, 13, 37, in_place=True), of(4, 64, 128), of(2, 11008, in_place=True)]),
+    "relu_squared_forward": Operation(
+        relu_squared_forward, [of(3, 7), of(values=RELU_VALUES)], [of(values=[0.7]), of(3, 13, 37), of(4, 64, 128)]),
+    "relu_squared_backward": Operation(
+        relu_squared_backward, [of(3, 7), of(values=RELU_VALUES), of(2, 5, in_place=True)],
+        [of(values=[0.7]), of(3, 13, 37, in_place=True), of(4, 64, 128)]),
     "attention_forward": Operation(
         attention_forward, [of(1, 1, 1, 5, offset=3.0), of(2, 5, 2, 3), of(1, 9, 1, 4, integers=12)],
         [of(2, 8, 4, 16), of(1, 1, 3, 8), of(2, 13, 1, 5), of(1, 37, 3, 20), of(2, 64, 4, 32), of(1, 65, 1, 8),

@@ -1,7 +1,8 @@
-"""The required results of the operations for Llama-like models: RMS norm. See reference_ops.py."""
+"""The required results of the operations for Llama-like models: RMS norm and activations. See reference_ops.py."""
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 import bounded
 from bounded import Bounded
@@ -78,3 +79,76 @@ def rmsnorm_backward(make, *shape, offset=0.0, weight=True, want=("din", "dweigh
     return make_case(inputs | {name: start[name] for name in want},
                      {name: start[name] + gradients[name].numpy() for name in want}, derived)
 
+
+# ---- activations
+
+# Values of a from both tails of the logistic function, and around 0.
+SWIGLU_VALUES = [0.0, -0.0, 1e-30, -1e-30, 1e-4, -1e-4, 0.5, -0.5, -1.2784645, 3.0, -3.0, 20.0, -20.0, 80.0, -80.0, 1e4]
+
+
+def logistic(x):
+    """(s, 1 - s) of a Bounded x, by z = e^-|x|: the parts of 1/(1 + z) and z/(1 + z)."""
+    negative = x.value < 0
+    z = bounded.exp(Bounded(-abs(x.value), x.error))
+    large = 1.0 / (1.0 + z)
+    small = z * large
+    choose = lambda a, b: Bounded(np.where(negative, a.value, b.value), np.where(negative, a.error, b.error))
+    return choose(small, large), choose(large, small)
+
+
+def swiglu_operand(make, shape, values):
+    """in: both halves of a row side by side. With `values`, these are a, and b is random."""
+    if values is None:
+        return make.normal(*shape[:-1], 2 * shape[-1], scale=2.0)
+    a = make.rounded(np.array(values))
+    return np.stack([a, make.normal(len(values))]).reshape(1, -1)
+
+
+def torch_swiglu(x):
+    a, b = x.chunk(2, dim=-1)
+    return F.silu(a) * b
+
+
+def swiglu_forward(make, *shape, values=None):
+    x = swiglu_operand(make, shape, values)
+    a, b = np.split(x, 2, axis=-1)
+    out = Bounded(a) * logistic(Bounded(a))[0] * b
+    return make_case({"in": x}, {"out": torch_swiglu(leaf(x))}, {"out": out.stored(make.dtype)})
+
+
+def swiglu_backward(make, *shape, values=None, in_place=False):
+    x = swiglu_operand(make, shape, values)
+    a, b = np.split(x, 2, axis=-1)
+    dout = make.normal(*a.shape)
+    x_leaf = leaf(x)
+    torch_swiglu(x_leaf).backward(torch.tensor(dout))
+    s, rest = logistic(Bounded(a))
+    ds = Bounded(dout) * s
+    da, db = ds * b * (1.0 + Bounded(a) * rest), ds * a
+    derived = Bounded(np.concatenate([da.value, db.value], axis=-1), np.concatenate([da.error, db.error], axis=-1))
+    inputs = {"in": x, "dout": dout, **({"in_place": np.ones(1)} if in_place else {})}
+    return make_case(inputs, {"in" if in_place else "din": x_leaf.grad},
+                     {"in" if in_place else "din": derived.stored(make.dtype)})
+
+
+def relu_squared_operand(make, shape, values):
+    return make.normal(*shape) if values is None else make.rounded(np.array(values))
+
+
+RELU_VALUES = [0.0, -0.0, 1e-10, -1e-10, 1.0, -1.0, 1e10, -1e30]
+
+
+def relu_squared_forward(make, *shape, values=None):
+    x = relu_squared_operand(make, shape, values)
+    positive = np.maximum(x, 0.0)
+    return make_case({"in": x}, {"out": torch.relu(leaf(x))**2}, {"out": (Bounded(positive) * positive).stored(make.dtype)})
+
+
+def relu_squared_backward(make, *shape, values=None, in_place=False):
+    x = relu_squared_operand(make, shape, values)
+    dout = make.normal(*x.shape)
+    x_leaf = leaf(x)
+    (torch.relu(x_leaf)**2).backward(torch.tensor(dout))
+    inputs = {"in": x, "dout": dout, **({"in_place": np.ones(1)} if in_place else {})}
+    derived = (Bounded(2.0 * np.maximum(x, 0.0)) * dout).stored(make.dtype)
+    return make_case(inputs, {"dout" if in_place else "din": x_leaf.grad}, {"dout" if in_place else "din": derived})

@@ -66,6 +66,11 @@ class CudaOps final : public Ops {
     void gelu_forward(const Tensor& out, const Tensor& in) override;
     void gelu_backward(const Tensor& din, const Tensor& dout, const Tensor& in) override;
 
+    void swiglu_forward(const Tensor& out, const Tensor& in) override;
+    void swiglu_backward(const Tensor& din, const Tensor& dout, const Tensor& in) override;
+    void relu_squared_forward(const Tensor& out, const Tensor& in) override;
+    void relu_squared_backward(const Tensor& din, const Tensor& dout, const Tensor& in) override;
+
     void attention_forward(const Tensor& out, const Tensor& lse, const Tensor& qkv) override;
     void attention_backward(const Tensor& dqkv, const Tensor& dout, const Tensor& qkv, const Tensor& out,
                             const Tensor& lse) override;

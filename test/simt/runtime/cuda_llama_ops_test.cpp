@@ -96,5 +96,24 @@ TEST(CudaLlamaOps, RmsNormWithAndWithoutWeight) {
     EXPECT_TRUE(outcome.good()) << outcome;
 }
 
+TEST(CudaLlamaOps, Activations) {
+    const Outcome outcome = run_process({{"SIMT_SEED", "1"}}, [] {
+        const HostTensor pairs = normal("pairs", {3, 13, 80}), wide = normal("wide", {3, 13, 40});
+        if (!are_alike("swiglu_forward", {{"in", pairs}})) return false;
+        HostTensors backward = {{"in", pairs}, {"dout", wide}};
+        if (!are_alike("swiglu_backward", backward)) return false;
+        backward["in_place"] = number(1);
+        if (!are_alike("swiglu_backward", backward)) return false;
+        // Any number of elements.
+        const HostTensor odd = normal("odd", {3, 13, 37});
+        if (!are_alike("relu_squared_forward", {{"in", odd}})) return false;
+        backward = {{"in", odd}, {"dout", normal("dout", {3, 13, 37})}};
+        if (!are_alike("relu_squared_backward", backward)) return false;
+        backward["in_place"] = number(1);
+        return are_alike("relu_squared_backward", backward);
+    });
+    EXPECT_TRUE(outcome.good()) << outcome;
+}
+
 }  // namespace
 }  // namespace runtime_test
