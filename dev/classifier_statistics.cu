@@ -12,6 +12,7 @@
 //      logit itself, so it is kept too.
 //   3  16-byte loads, four of them in flight. With one load at a time a multiprocessor would be idle, since a
 //      part of a row is short (llmc/device/cuda/classifier_parts.cuh).
+// Shapes with a cap take y = cap tanh(x/cap) for each logit x: an ex2 and a rcp more, and the same bytes.
 #include "dev/lab/lab.h"
 #include "llmc/device/cuda/classifier_parts.cuh"
 
@@ -20,16 +21,16 @@ namespace lab::classifier_statistics_variants {
 using namespace llmc::cuda;
 using llmc::ignored_target;
 
-template <class X>
-__device__ __forceinline__ float target_logit(const X* row, int target, OwnColumns own) {
+template <class X, class Cap>
+__device__ __forceinline__ float target_logit(const X* row, int target, OwnColumns own, const Cap& cap) {
     const int column = own.of(target);
-    return column >= 0 ? to_float(row[column]) : 0;
+    return column >= 0 ? cap(to_float(row[column])).value : 0;
 }
 
-template <class X>
+template <class X, class Cap>
 __global__ void __launch_bounds__(1024)
     classifier_statistics_kernel1(RowStatistics* statistics, const X* logits, const std::int32_t* targets,
-                                  int columns, OwnColumns own) {
+                                  int columns, OwnColumns own, Cap cap) {
     const std::int64_t row = blockIdx.x;
     const int first = static_cast<int>(threadIdx.x), step = static_cast<int>(blockDim.x);
     if (targets[row] == ignored_target) {
@@ -38,18 +39,18 @@ __global__ void __launch_bounds__(1024)
     }
     const X* const x = logits + row * columns;
     float maximum = -INFINITY;
-    for (int v = first; v < own.count; v += step) maximum = fmaxf(maximum, to_float(x[v]));
+    for (int v = first; v < own.count; v += step) maximum = fmaxf(maximum, cap(to_float(x[v])).value);
     maximum = block_maximum(maximum);
     float sum = 0;
-    for (int v = first; v < own.count; v += step) sum += expf(to_float(x[v]) - maximum);
+    for (int v = first; v < own.count; v += step) sum += expf(cap(to_float(x[v])).value - maximum);
     sum = block_sum(sum);
-    if (first == 0) statistics[row] = {maximum, sum, target_logit(x, targets[row], own)};
+    if (first == 0) statistics[row] = {maximum, sum, target_logit(x, targets[row], own, cap)};
 }
 
-template <class X>
+template <class X, class Cap>
 __global__ void __launch_bounds__(1024)
     classifier_statistics_kernel2(RowStatistics* statistics, const X* logits, const std::int32_t* targets,
-                                  int columns, OwnColumns own) {
+                                  int columns, OwnColumns own, Cap cap) {
     SHARED(ExponentialSum, partials, [warp_threads]);
     const std::int64_t row = blockIdx.x;
     const int first = static_cast<int>(threadIdx.x), step = static_cast<int>(blockDim.x);
@@ -61,12 +62,12 @@ __global__ void __launch_bounds__(1024)
     float maximum = -INFINITY;
     ExponentialSum total = ExponentialSum::none();
     for (int v = first; v < own.count; v += step) {
-        const float one[] = {to_float(x[v])};
+        const float one[] = {cap(to_float(x[v])).value};
         maximum = fmaxf(maximum, total.add(one));
     }
     maximum = block_maximum(maximum);
     total = block_sum(total, partials);
-    if (first == 0) statistics[row] = {maximum, total.sum, target_logit(x, targets[row], own)};
+    if (first == 0) statistics[row] = {maximum, total.sum, target_logit(x, targets[row], own, cap)};
 }
 
 template <class X>
@@ -77,6 +78,7 @@ class ClassifierStatistics : public Problem {
         : rows_(shape[0]),
           own_{0, static_cast<int>(shape[1])},
           columns_(std::max(8, blocks_for(own_.count, 8) * 8)),
+          terms_{static_cast<float>(shape[2]), 0},
           logits_(rows_ * columns_),
           statistics_(3 * rows_),
           targets_(rows_) {
@@ -89,22 +91,24 @@ class ClassifierStatistics : public Problem {
     }
 
     void run(int variant, int block_size, const LaunchContext& on) override {
-        const auto a_row_a_block = [&](auto kernel) {
-            launch(on, kernel, static_cast<unsigned>(rows_), block_size, 0,
-                   reinterpret_cast<RowStatistics*>(statistics_.data()), logits_.data(), targets_.data(),
-                   columns_, own_);
-        };
-        switch (variant) {
-            case 1:
-                return a_row_a_block(classifier_statistics_kernel1<X>);
-            case 2:
-                return a_row_a_block(classifier_statistics_kernel2<X>);
-            case 3:
-                return classifier_statistics(on, statistics_.data(), logits_.data(), targets_.data(), rows_,
-                                             columns_, own_, block_size);
-            default:
-                llmc::programming_error("no such variant");
-        }
+        llmc::cuda::detail::with_cap(terms_.cap, [&]<class Cap>(Cap cap) {
+            const auto a_row_a_block = [&](auto kernel) {
+                launch(on, kernel, static_cast<unsigned>(rows_), block_size, 0,
+                       reinterpret_cast<RowStatistics*>(statistics_.data()), logits_.data(), targets_.data(),
+                       columns_, own_, cap);
+            };
+            switch (variant) {
+                case 1:
+                    return a_row_a_block(classifier_statistics_kernel1<X, Cap>);
+                case 2:
+                    return a_row_a_block(classifier_statistics_kernel2<X, Cap>);
+                case 3:
+                    return classifier_statistics(on, statistics_.data(), logits_.data(), targets_.data(),
+                                                 rows_, columns_, own_, terms_, block_size);
+                default:
+                    llmc::programming_error("no such variant");
+            }
+        });
     }
 
     void reset() override { statistics_.clear(); }
@@ -114,17 +118,23 @@ class ClassifierStatistics : public Problem {
         for (std::int64_t row = 0; row < rows_; ++row) {
             const X* x = logits_.data() + row * columns_;
             const float* got = statistics_.data() + 3 * row;
+            const double cap = terms_.cap;
+            const auto y = [&](int v) {
+                return cap > 0 ? cap * std::tanh(to_float(x[v]) / cap) : double{to_float(x[v])};
+            };
             double greatest = -HUGE_VAL, least = HUGE_VAL, sum = 0;
             if (targets_[row] != ignored_target) {
                 for (int v = 0; v < own_.count; ++v) {
-                    greatest = std::max(greatest, double{to_float(x[v])});
-                    least = std::min(least, double{to_float(x[v])});
+                    greatest = std::max(greatest, y(v));
+                    least = std::min(least, y(v));
                 }
-                for (int v = 0; v < own_.count; ++v) sum += std::exp(to_float(x[v]) - greatest);
+                for (int v = 0; v < own_.count; ++v) sum += std::exp(y(v) - greatest);
             }
+            // A logit is exact. A capped one has an error of 18 u cap (dev/soft_cap.cu).
+            const double cap_error = 18 * u * cap, exact = 0x1p-1000;
             const bool here = targets_[row] >= 0 && targets_[row] < own_.count;
-            comparison.see_equal("logits", row, got[2], here ? to_float(x[targets_[row]]) : 0);
-            comparison.see_equal("maxima", row, got[0], static_cast<float>(greatest));
+            comparison.see("logits", row, got[2], here ? y(targets_[row]) : 0, std::max(cap_error, exact));
+            comparison.see("maxima", row, got[0], greatest, std::max(cap_error, exact));
             if (sum == 0) {
                 comparison.see_equal("sums", row, got[1], 0);
                 continue;
@@ -132,9 +142,11 @@ class ClassifierStatistics : public Problem {
             // A sum is added up by at least 32 threads, and their sums in a tree of 10 levels. That makes
             // `length` additions. The sum is scaled at most once per addition (an exponential of 2 ulp, 4u,
             // and a product, u). A term has the 2 ulp of exp and the rounding of its argument, u times the
-            // argument, twice. The maximum to which the sum is relative is rounded too.
+            // argument, twice. The maximum to which the sum is relative is rounded too,
+            // and both may be capped.
             const double length = own_.count / 32.0 + 18;
-            const double error = (6 * length + 4 + 2 * (greatest - least) + std::fabs(greatest)) * u;
+            const double error =
+                (6 * length + 4 + 2 * (greatest - least) + std::fabs(greatest)) * u + 2 * cap_error;
             comparison.see("sums", row, got[1], sum, error * sum);
         }
     }
@@ -145,6 +157,7 @@ class ClassifierStatistics : public Problem {
     std::int64_t rows_;
     OwnColumns own_;
     int columns_;
+    llmc::ClassifierTerms terms_;
     Array<X> logits_;
     Array<float> statistics_;
     Array<std::int32_t> targets_;
@@ -152,15 +165,23 @@ class ClassifierStatistics : public Problem {
 
 const Registration registration({
     .name = "classifier_statistics",
-    .sizes = {"rows", "columns"},
+    .sizes = {"rows", "columns", "cap"},
     .variants = {{1, "a block does a row in two passes", {32, 256, 1024}},
                  {2, "online softmax: one pass", {32, 256, 1024}},
                  {3, "four 16-byte loads in flight", {32, 128, 256, 512}}},
-    .checked = {{3, 37}, {1, 1}, {2, 0}, {4, 1003}, {3, 6288}},
-    .timed = {{8192, 6288}, {8192, 25152}},
+    .checked = {{3, 37, 0},
+                {1, 1, 0},
+                {2, 0, 0},
+                {4, 1003, 0},
+                {3, 6288, 0},
+                {3, 37, 15},
+                {2, 0, 15},
+                {4, 1003, 15}},
+    .timed = {{8192, 6288, 0}, {8192, 25152, 0}, {8192, 25152, 15}},
     .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
     .takes = {},
     .make = make_problem<ClassifierStatistics>,
+    .checked_for_races = {{3, 37, 0}, {3, 37, 15}},
 });
 
 }  // namespace lab::classifier_statistics_variants

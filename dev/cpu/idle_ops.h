@@ -45,9 +45,11 @@ class IdleOps final : public Ops {
     void head_norm_backward(const Heads&, T, const Heads&, const Heads&, T, T,
                             const std::optional<SharedRows>&) override {}
     void head_norm_backward_sums(T, const Heads&, const Heads&, T, T) override {}
-    void fused_classifier(T, T, T, std::int64_t, float, bool) override {}
-    void classifier_statistics(T, T, T, std::int64_t, std::int64_t) override {}
-    void classifier_from_statistics(T, T, T, T, std::int64_t, std::int64_t, float, bool) override {}
+    using Terms = const ClassifierTerms&;
+    void fused_classifier(T, T, T, std::int64_t, float, bool, Terms) override {}
+    void classifier_statistics(T, T, T, std::int64_t, std::int64_t, Terms) override {}
+    void classifier_from_statistics(T, T, T, T, std::int64_t, std::int64_t, float, bool, Terms) override {}
+    void soft_cap(T, T, float) override {}
     void global_norm_squared(T, T) override {}
     void sum(T, T) override {}
     void adamw(T, T, T, T, T, T, std::span<const AdamWSegment>, const AdamWStep&,

@@ -193,27 +193,34 @@ class TimedOps final : public Ops {
     }
 
     void fused_classifier(const Tensor& logits, const Tensor& losses, const Tensor& targets,
-                          std::int64_t vocabulary, float scale, bool write_dlogits) override {
+                          std::int64_t vocabulary, float scale, bool write_dlogits,
+                          const ClassifierTerms& terms) override {
         measure("fused_classifier", DType::fp32, 0,
-                bytes_of({logits, losses, targets}) + (write_dlogits ? bytes_of({logits}) : 0.0),
-                [&] { ops_.fused_classifier(logits, losses, targets, vocabulary, scale, write_dlogits); });
+                bytes_of({logits, losses, targets}) + (write_dlogits ? bytes_of({logits}) : 0.0), [&] {
+                    ops_.fused_classifier(logits, losses, targets, vocabulary, scale, write_dlogits, terms);
+                });
     }
 
     void classifier_statistics(const Tensor& statistics, const Tensor& logits, const Tensor& targets,
-                               std::int64_t columns, std::int64_t first_column) override {
-        measure("classifier_statistics", DType::fp32, 0, bytes_of({statistics, logits, targets}),
-                [&] { ops_.classifier_statistics(statistics, logits, targets, columns, first_column); });
+                               std::int64_t columns, std::int64_t first_column,
+                               const ClassifierTerms& terms) override {
+        measure("classifier_statistics", DType::fp32, 0, bytes_of({statistics, logits, targets}), [&] {
+            ops_.classifier_statistics(statistics, logits, targets, columns, first_column, terms);
+        });
     }
     void classifier_from_statistics(const Tensor& logits, const Tensor& losses, const Tensor& all_statistics,
                                     const Tensor& targets, std::int64_t columns, std::int64_t first_column,
-                                    float scale, bool write_dlogits) override {
+                                    float scale, bool write_dlogits, const ClassifierTerms& terms) override {
         measure(
             "classifier_from_statistics", DType::fp32, 0,
             bytes_of({losses, all_statistics, targets}) + (write_dlogits ? bytes_of({logits, logits}) : 0.0),
             [&] {
                 ops_.classifier_from_statistics(logits, losses, all_statistics, targets, columns,
-                                                first_column, scale, write_dlogits);
+                                                first_column, scale, write_dlogits, terms);
             });
+    }
+    void soft_cap(const Tensor& out, const Tensor& in, float cap) override {
+        measure("soft_cap", DType::fp32, 0, bytes_of({out, in}), [&] { ops_.soft_cap(out, in, cap); });
     }
 
     void global_norm_squared(const Tensor& partials, const Tensor& x) override {

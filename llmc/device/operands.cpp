@@ -226,6 +226,16 @@ ClassifierSizes classifier_from_statistics_sizes(const Tensor& logits, const Ten
     return {s.rows, s.channels, ranks};
 }
 
+void check_terms(const ClassifierTerms& terms) {
+    check(terms.cap >= 0 && terms.z_loss >= 0, "the classifier's cap and z-loss are at least 0");
+}
+
+void check_soft_cap(const Tensor& out, const Tensor& in, float cap) {
+    check(cap > 0, "a cap is above 0");
+    check_dtype(in, in.dtype, "in");
+    check_elements(out, in.dtype, in.elements(), "out");
+}
+
 void check_adamw(const AdamWOperands& o, std::span<const AdamWSegment> segments, const AdamWStep& step,
                  const std::optional<StochasticRounding>& rounding) {
     const std::int64_t n = o.parameters.elements();

@@ -127,6 +127,10 @@ ClassifierSizes classifier_from_statistics_sizes(const Tensor& logits, const Ten
                                                  const Tensor& all_statistics, const Tensor& targets,
                                                  std::int64_t columns, std::int64_t first_column);
 
+void check_terms(const ClassifierTerms& terms);
+// Checks the operands of soft_cap.
+void check_soft_cap(const Tensor& out, const Tensor& in, float cap);
+
 // The operands of AdamW. They are a struct because six tensors in a row are easy to confuse.
 struct AdamWOperands {
     const Tensor &parameters, &master, &m, &v, &gradients, &norm_squared;

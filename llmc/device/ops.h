@@ -59,6 +59,12 @@ struct StochasticRounding {
     std::int64_t first_element;  // the index in the model of the buffer's first element; a multiple of 4
 };
 
+// The classifier caps logits x before the softmax, and adds a z-loss to its gradient.
+struct ClassifierTerms {
+    float cap = 0;     // the softmax is of y = cap tanh(x/cap); 0: of y = x
+    float z_loss = 0;  // z: the gradient is that of loss + z lse^2, lse = ln sum_v exp(y_v)
+};
+
 // The sizes from which a device computes how much workspace its operations need.
 struct WorkspaceRequest {
     std::int64_t batch, sequence, channels, heads;
@@ -254,30 +260,35 @@ class Ops {
 
     // ---- classifier ----
 
-    // For each row n over the first `vocabulary` columns:
-    //   loss_n = ln sum_v exp(logits_nv) - logits_{n,target_n}
+    // With a cap, y = cap tanh(x/cap) in fp32 takes the place of each logit x, within a few ulp of the cap. For
+    // each row n over the first `vocabulary` columns:
+    //   lse_n = ln sum_v exp(y_nv);  loss_n = lse_n - y_{n,target_n}
     // With write_dlogits the logits are overwritten with
-    //   dlogits_nv = (softmax_nv - [v = target_n]) scale
-    // and with 0 in ignored rows and in the columns from `vocabulary` on. Ignored rows have loss 0.
+    //   dlogits_nv = (softmax_nv (1 + 2 z lse_n) - [v = target_n]) scale (1 - (y_nv/cap)^2)
+    // and with 0 in ignored rows and in the columns from `vocabulary` on. Ignored rows have loss 0. The loss
+    // leaves the z-loss out. Without a cap, y is x and the last factor is 1.
     //   logits X (N,Vp) in place, losses fp32 (N), targets int32 (N)
     virtual void fused_classifier(const Tensor& logits, const Tensor& losses, const Tensor& targets,
-                                  std::int64_t vocabulary, float scale, bool write_dlogits) = 0;
+                                  std::int64_t vocabulary, float scale, bool write_dlogits,
+                                  const ClassifierTerms& terms = {}) = 0;
 
     // The classifier for ranks that share the vocabulary: each holds some columns of the logits, which are
     // never gathered. Each rank computes statistics of its columns. The ranks exchange these, and each
     // finishes its own columns. A rank holds columns [first_column, first_column + columns) of the
     // vocabulary, perhaps none. They are the first columns of its logits, which are padded to Vp columns.
 
-    // Statistics of each row over the columns x_v of this rank:
-    //   maximum = max_v x_v;  sum = sum_v exp(x_v - maximum);  logit = x_target if this rank has that column, else 0
+    // Statistics of each row over the columns y_v of this rank, which are capped as above:
+    //   maximum = max_v y_v;  sum = sum_v exp(y_v - maximum);  logit = y_target if this rank has that column, else 0
     // They are -infinity, 0, 0 in ignored rows and on a rank without columns.
     //   statistics fp32 (N,3), logits X (N,Vp), targets int32 (N), indices into the whole vocabulary
     virtual void classifier_statistics(const Tensor& statistics, const Tensor& logits, const Tensor& targets,
-                                       std::int64_t columns, std::int64_t first_column) = 0;
+                                       std::int64_t columns, std::int64_t first_column,
+                                       const ClassifierTerms& terms = {}) = 0;
     // Losses and gradients from the statistics maximum_r, sum_r, logit_r of all ranks r. M is the greatest
     // maximum_r, S the sum over r of (sum_r exp(maximum_r - M)), and L the sum over r of logit_r, both added
     // in the order of the ranks:
-    //   loss_n = ln S + M - L;  with write_dlogits, dlogits_nv = (exp(x_v - M) / S - [v = target_n]) scale
+    //   lse_n = ln S + M;  loss_n = lse_n - L;  with write_dlogits,
+    //   dlogits_nv = (exp(y_v - M) / S (1 + 2 z lse_n) - [v = target_n]) scale (1 - (y_v/cap)^2)
     // The gradients overwrite the logits, with 0 in ignored rows and in the columns from `columns` on.
     // Ignored rows have loss 0.
     //   logits X (N,Vp) in place; losses fp32 (N), the same on every rank; all_statistics fp32 (R,N,3) of all ranks;
@@ -285,7 +296,11 @@ class Ops {
     virtual void classifier_from_statistics(const Tensor& logits, const Tensor& losses,
                                             const Tensor& all_statistics, const Tensor& targets,
                                             std::int64_t columns, std::int64_t first_column, float scale,
-                                            bool write_dlogits) = 0;
+                                            bool write_dlogits, const ClassifierTerms& terms = {}) = 0;
+
+    // out = cap tanh(x/cap), the classifier's cap alone, with cap > 0; out may be in
+    //   out, in X, of one shape, any number of elements at any address
+    virtual void soft_cap(const Tensor& out, const Tensor& in, float cap) = 0;
 
     // ---- norm and update ----
 

@@ -206,7 +206,7 @@ TYPED_TEST(Classifier, RefusesBlocksThatDoNotFit) {
     Array<std::int32_t> targets(1);
     targets[0] = 0;
     EXPECT_THROW(llmc::cuda::fused_classifier(launch_contexts().front(), logits.data(), losses.data(),
-                                              targets.data(), 1, columns, columns, 1, true, 2048),
+                                              targets.data(), 1, columns, columns, 1, true, {}, 2048),
                  llmc::ProgrammingError);
 }
 

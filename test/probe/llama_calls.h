@@ -1,6 +1,9 @@
 // Calls of the operations for Llama-like models, for the table of test/probe/run_op.h. Further inputs:
 //   rmsnorm_forward, fused_residual_rmsnorm_forward    eps
+//   soft_cap                  cap
+//   fused_classifier, classifier_statistics, classifier_from_statistics: cap and z_loss, if given
 //   swiglu_backward           in_place = 1: din is in
+//   soft_cap                  in_place = 1: out is in
 //   relu_squared_backward     in_place = 1: din is dout
 #pragma once
 
@@ -63,6 +66,21 @@ inline void relu_squared_backward(Operands& o, Ops& ops) {
     const bool in_place = o.flag("in_place");
     const Tensor dout = in_place ? o.in_out("dout", o.X) : o.in("dout", o.X);
     ops.relu_squared_backward(in_place ? dout : o.out("din", o.X, dout.shape), dout, o.in("in", o.X));
+}
+
+// ---- the classifier's terms
+
+inline ClassifierTerms classifier_terms(Operands& o) {
+    const auto given = [&](std::string_view name) {
+        return o.has(name) ? static_cast<float>(o.scalar(name)) : 0.0F;
+    };
+    return {.cap = given("cap"), .z_loss = given("z_loss")};
+}
+
+inline void soft_cap(Operands& o, Ops& ops) {
+    const bool in_place = o.flag("in_place");
+    const Tensor in = in_place ? o.in_out("in", o.X) : o.in("in", o.X);
+    ops.soft_cap(in_place ? in : o.out("out", o.X, in.shape), in, static_cast<float>(o.scalar("cap")));
 }
 
 }  // namespace llmc::probe::calls

@@ -163,20 +163,22 @@ inline void fused_classifier(Operands& o, Ops& ops) {
     o.provide_workspace(rows_request(o.X, logits));
     ops.fused_classifier(o.in_out("logits", o.X), o.out("losses", fp32, {logits[0]}), o.in("targets", int32),
                          static_cast<std::int64_t>(o.scalar("vocabulary")),
-                         static_cast<float>(o.scalar("scale")), o.scalar("write_dlogits") != 0);
+                         static_cast<float>(o.scalar("scale")), o.scalar("write_dlogits") != 0,
+                         classifier_terms(o));
 }
 
 inline void classifier_statistics(Operands& o, Ops& ops) {
     ops.classifier_statistics(o.out("statistics", fp32, {o.shape("logits")[0], 3}), o.in("logits", o.X),
-                              o.in("targets", int32), integer(o, "columns"), integer(o, "first_column"));
+                              o.in("targets", int32), integer(o, "columns"), integer(o, "first_column"),
+                              classifier_terms(o));
 }
 
 inline void classifier_from_statistics(Operands& o, Ops& ops) {
     const Shape& logits = o.shape("logits");
-    ops.classifier_from_statistics(o.in_out("logits", o.X), o.out("losses", fp32, {logits[0]}),
-                                   o.in("all_statistics", fp32), o.in("targets", int32),
-                                   integer(o, "columns"), integer(o, "first_column"),
-                                   static_cast<float>(o.scalar("scale")), o.scalar("write_dlogits") != 0);
+    ops.classifier_from_statistics(
+        o.in_out("logits", o.X), o.out("losses", fp32, {logits[0]}), o.in("all_statistics", fp32),
+        o.in("targets", int32), integer(o, "columns"), integer(o, "first_column"),
+        static_cast<float>(o.scalar("scale")), o.scalar("write_dlogits") != 0, classifier_terms(o));
 }
 
 inline void global_norm_squared(Operands& o, Ops& ops) {
@@ -284,6 +286,7 @@ inline const std::map<std::string, Call, std::less<>>& all_calls() {
         {"fused_classifier", calls::fused_classifier},
         {"classifier_statistics", calls::classifier_statistics},
         {"classifier_from_statistics", calls::classifier_from_statistics},
+        {"soft_cap", calls::soft_cap},
         {"global_norm_squared", calls::global_norm_squared},
         {"sum", calls::sum},
         {"adamw", calls::adamw},

@@ -12,8 +12,8 @@ import numpy as np
 
 from cases import Maker
 from reference_llama_ops import (
-    RELU_VALUES, SMALL_EPS, SWIGLU_VALUES, fused_residual_rmsnorm_forward, relu_squared_backward, relu_squared_forward,
-    rmsnorm_backward, rmsnorm_forward, swiglu_backward, swiglu_forward)
+    CAP_VALUES, RELU_VALUES, SMALL_EPS, SWIGLU_VALUES, fused_residual_rmsnorm_forward, relu_squared_backward,
+    relu_squared_forward, rmsnorm_backward, rmsnorm_forward, soft_cap, swiglu_backward, swiglu_forward)
 from reference_ops import (
     GELU_HUGE_VALUES, GELU_VALUES, attention_backward, attention_cached_forward, attention_forward, classifier_from_statistics,
     classifier_statistics, encoder_backward, encoder_forward, fused_classifier, fused_residual_layernorm_forward, gelu_backward, gelu_forward, layernorm_backward,
@@ -137,22 +137,32 @@ OPERATIONS = {
         head_norm_backward_sums, [of(3, size=5), of(2, 2, size=9, first=1, more=2, weight=False)],
         [of(13, size=37, dout_first=3), of(5, size=4096, first=8), of(2, 16, size=128, weight=False)]),
     "fused_classifier": Operation(
-        fused_classifier, [of(3, 7, 9, ignored=1), of(4, 11, 11, write_dlogits=False), of(5, 8, 10, large=True)],
-        [of(16, 32, 32), of(1, 37, 128, spread=1.0), of(13, 50, 128, ignored=5),
+        fused_classifier, [of(3, 7, 9, ignored=1), of(4, 11, 11, write_dlogits=False), of(5, 8, 10, large=True),
+         of(3, 7, 9, ignored=1, cap=5.0, z_loss=0.125), of(2, 7, 9, z_loss=0.125)],
+        [of(16, 32, 32), of(9, 37, 64, large=True, cap=30.0), of(64, 256, 256, cap=15.0, z_loss=2.0**-13),
+         of(13, 50, 128, ignored=5, z_loss=2.0**-7), of(5, 1000, 1024, spread=20.0, cap=15.0, write_dlogits=False),
+         of(1, 37, 128, spread=1.0), of(13, 50, 128, ignored=5),
          of(13, 37, 40, ignored=1, write_dlogits=False), of(9, 37, 64, large=True), of(64, 256, 256),
          of(2, 5, 8, ignored=2), of(5, 1000, 1024)]),
     # The columns of each rank, and the rank.
     "classifier_statistics": Operation(
-        classifier_statistics, [of(3, (4, 3), 1, 8, ignored=1), of(3, (5, 0), 1, 8), of(5, (3, 8, 2), 1, 8, large=True)],
-        [of(16, (32, 32), 0, 32), of(1, (128,), 0, 128, spread=1.0), of(13, (30, 20), 1, 128, ignored=5),
+        classifier_statistics, [of(3, (4, 3), 1, 8, ignored=1), of(3, (5, 0), 1, 8), of(5, (3, 8, 2), 1, 8, large=True),
+                                of(3, (4, 3), 1, 8, ignored=1, cap=5.0)],
+        [of(16, (32, 32), 0, 32), of(9, (1, 36), 1, 40, large=True, cap=30.0), of(5, (400, 400, 200), 2, 256, cap=15.0),
+         of(1, (128,), 0, 128, spread=1.0), of(13, (30, 20), 1, 128, ignored=5),
          of(9, (1, 36), 0, 8, large=True), of(64, (128, 128), 1, 128), of(5, (400, 400, 200), 2, 256, ignored=5)]),
     "classifier_from_statistics": Operation(
         classifier_from_statistics,
         [of(3, (4, 3), 1, 8, ignored=1), of(3, (5, 0), 1, 8), of(4, (6, 5), 0, 8, write_dlogits=False),
-         of(5, (3, 5, 2), 1, 8, large=True)],
-        [of(16, (32, 32), 0, 32), of(1, (128,), 0, 128, spread=1.0), of(13, (30, 20), 1, 128, ignored=5),
+         of(5, (3, 5, 2), 1, 8, large=True), of(3, (4, 3), 1, 8, ignored=1, cap=5.0, z_loss=0.125)],
+        [of(16, (32, 32), 0, 32), of(9, (1, 36), 1, 40, large=True, cap=30.0), of(13, (30, 20), 1, 128, z_loss=2.0**-7),
+         of(5, (400, 0, 200), 2, 256, cap=15.0, z_loss=2.0**-13), of(4, (6, 5), 1, 8, cap=15.0, write_dlogits=False),
+         of(1, (128,), 0, 128, spread=1.0), of(13, (30, 20), 1, 128, ignored=5),
          of(13, (30, 20), 0, 32, ignored=1, write_dlogits=False), of(9, (1, 36), 0, 8, large=True),
          of(64, (128, 128), 1, 128), of(2, (3, 2), 0, 8, ignored=2), of(5, (400, 400, 200), 2, 256)]),
+    "soft_cap": Operation(
+        soft_cap, [of(3, 7, cap=15.0), of(values=CAP_VALUES, cap=15.0), of(2, 5, cap=0.75, in_place=True)],
+        [of(values=[0.7], cap=1.0), of(3, 13, 37, cap=30.0), of(4, 64, 128, cap=15.0, in_place=True)]),
     "global_norm_squared": Operation(global_norm_squared, [of(1)], [of(2), of(13)]),
     "sum": Operation(sum_fp64, [of(1), of(3, 5)], [of(1025), of(13, 37), of(100_000)], dtypes=("fp32",)),
     "adamw": Operation(

@@ -1,4 +1,4 @@
-"""The required results of the operations for Llama-like models: RMS norm and activations. See reference_ops.py."""
+"""The required results of the operations for Llama-like models: RMS norm, activations and the cap of logits. See reference_ops.py."""
 
 import numpy as np
 import torch
@@ -7,7 +7,7 @@ import torch.nn.functional as F
 import bounded
 from bounded import Bounded
 from cases import in_fp32, make_case, to_fp32
-from reference_ops import leaf
+from reference_ops import capped, leaf, torch_capped
 
 # The numbers that fp32 has for 1e-5 and 1e-6, which are the operand.
 EPS = float(np.float32(1e-5))
@@ -152,3 +152,16 @@ def relu_squared_backward(make, *shape, values=None, in_place=False):
     inputs = {"in": x, "dout": dout, **({"in_place": np.ones(1)} if in_place else {})}
     derived = (Bounded(2.0 * np.maximum(x, 0.0)) * dout).stored(make.dtype)
     return make_case(inputs, {"dout" if in_place else "din": x_leaf.grad}, {"dout" if in_place else "din": derived})
+
+
+# ---- the cap of logits
+
+
+CAP_VALUES = [0.0, -0.0, 1e-30, -1e-3, 0.5, -0.5, 7.0, -15.0, 40.0, -100.0, 1e4, -1e30]
+
+
+def soft_cap(make, *shape, cap, values=None, scale=20.0, in_place=False):
+    x = make.normal(*shape, scale=scale) if values is None else make.rounded(np.array(values))
+    inputs = {"in": x, "cap": np.array([cap]), **({"in_place": np.ones(1)} if in_place else {})}
+    result = "in" if in_place else "out"
+    return make_case(inputs, {result: torch_capped(leaf(x), cap)}, {result: capped(Bounded(x), cap)[0].stored(make.dtype)})

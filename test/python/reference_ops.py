@@ -352,7 +352,41 @@ def attention_cached_forward(make, n, T, position, NH, HS, integers=0, offset=0.
 # ---- classifier
 
 
-def fused_classifier(make, N, V, Vp, ignored=0, write_dlogits=True, large=False, spread=3.0):
+def capped(x, cap):
+    """(y, dy/dx) of Bounded logits: y = cap tanh(x/cap), by t = e^(-2|x|/cap), or x itself if cap is 0."""
+    if not cap:
+        return x, 1.0
+    exponent = Bounded(-abs(x.value), x.error) * constant(2 / cap)
+    far = exponent.value < -200.0  # both e^-200 and all below are lost in fp32
+    t = bounded.exp(Bounded(np.where(far, -200.0, exponent.value), np.where(far, 0.0, exponent.error)))
+    reciprocal = 1.0 / (1.0 + t)
+    return cap * ((1.0 - t) * reciprocal) * np.sign(x.value), 4.0 * t * reciprocal * reciprocal
+
+
+def torch_capped(x, cap):
+    return cap * torch.tanh(x / cap) if cap else x
+
+
+def terms_given(cap, z_loss):
+    """The operands of ClassifierTerms that are not 0."""
+    return {name: np.array([value]) for name, value in (("cap", cap), ("z_loss", z_loss)) if value}
+
+
+def torch_classifier(logits, targets, scale, z_loss):
+    """The losses of (capped) logits; their derivatives are those of scale sum(loss + z lse^2)."""
+    losses = F.cross_entropy(logits, index(targets), ignore_index=IGNORED, reduction="none")
+    of_z = (logits.logsumexp(-1)**2 * torch.tensor(targets != IGNORED)).sum() * z_loss
+    ((losses.sum() + of_z) * scale).backward()
+    return losses
+
+
+def term_factor(total, greatest, z_loss):
+    """1/sum, and with a z-loss also 1 + 2 z lse."""
+    reciprocal = 1.0 / total
+    return reciprocal * (1.0 + 2.0 * z_loss * (bounded.log(total) + greatest)) if z_loss else reciprocal
+
+
+def fused_classifier(make, N, V, Vp, ignored=0, write_dlogits=True, large=False, spread=3.0, cap=0.0, z_loss=0.0):
     """With `large`, multiples of 1/8 up to 100: the differences are exact, and far beyond the range of exp."""
     logits = make.integers(-800, 801, N, Vp) / 8 if large else make.normal(N, Vp, scale=spread)
     logits = make.rounded(logits)
@@ -362,23 +396,24 @@ def fused_classifier(make, N, V, Vp, ignored=0, write_dlogits=True, large=False,
     scale = float(np.float32(1 / (3 * N)))
 
     logits_leaf = leaf(logits)
-    losses = F.cross_entropy(logits_leaf[:, :V], index(targets), ignore_index=IGNORED, reduction="none")
-    (losses.sum() * scale).backward()
+    losses = torch_classifier(torch_capped(logits_leaf[:, :V], cap), targets, scale, z_loss)
 
     kept = targets != IGNORED
-    row = Bounded(logits[:, :V])
+    row, slope = capped(Bounded(logits[:, :V]), cap)
     greatest = row.value.max(-1, keepdims=True)
     terms = bounded.exp(row - greatest)
     total = terms.sum(-1, keepdims=True)
     picked = np.eye(V)[np.where(kept, targets, 0).astype(int)]
-    target_logit = (row.value * picked).sum(-1, keepdims=True)
+    target_logit = row[np.arange(N), np.where(kept, targets, 0).astype(int)].reshape(-1, 1)
     # The three terms may be added in any order.
-    loss = bounded.stack([bounded.log(total), Bounded(greatest), Bounded(-target_logit)], axis=0).sum(0)[:, 0]
-    dlogits = ((terms * (1.0 / total) - picked) * scale).stored(make.dtype).where(kept[:, None])
+    loss = bounded.stack([bounded.log(total), Bounded(greatest), Bounded(-target_logit.value, target_logit.error)],
+                         axis=0).sum(0)[:, 0]
+    dlogits = (terms * term_factor(total, greatest, z_loss) - picked) * scale
+    dlogits = (dlogits * slope if cap else dlogits).stored(make.dtype).where(kept[:, None])
     padded = dlogits.rearranged(lambda x: np.pad(x, ((0, 0), (0, Vp - V))))
     derived = {"losses": loss.where(kept), "logits": padded if write_dlogits else logits}
     inputs = {"logits": logits, "targets": targets, "vocabulary": np.array([V]), "scale": np.array([scale]),
-              "write_dlogits": np.array([float(write_dlogits)])}
+              "write_dlogits": np.array([float(write_dlogits)]), **terms_given(cap, z_loss)}
     return make_case(inputs, {"losses": losses, "logits": logits_leaf.grad if write_dlogits else logits}, derived)
 
 
@@ -387,20 +422,24 @@ def rank_columns(parts, rank):
     return sum(parts[:rank]), parts[rank]
 
 
-def row_statistics(logits, kept, targets, first, columns):
-    """Bounded (N,3) for these columns of the logits: maximum, sum of exponentials, the target's logit."""
-    part = logits[:, first:first + columns]
+def row_statistics(logits, kept, targets, first, columns, cap=0.0):
+    """Bounded (N,3) for these columns of the capped logits: maximum, sum of exponentials, the target's logit."""
+    y = capped(Bounded(logits[:, first:first + columns]), cap)[0]
+    part = torch_capped(torch.tensor(y.value if not cap else logits[:, first:first + columns]), cap).numpy()
     if columns == 0:
         nothing = np.tile([-math.inf, 0.0, 0.0], (len(logits), 1))
         return Bounded(nothing), nothing
     greatest = part.max(-1, keepdims=True)
-    total = bounded.exp(Bounded(part) - greatest).sum(-1)
+    # The greatest is that of the device, with the error of a capped logit.
+    greatest_error = y.error.max(-1, keepdims=True)
+    total = bounded.exp(y - Bounded(greatest, greatest_error)).sum(-1)
     picked = np.where((targets >= first) & (targets < first + columns), targets - first, -1).astype(int)
     logit = np.where(picked >= 0, part[np.arange(len(part)), picked], 0.0)
     shifted = torch.tensor(part - greatest)
     exact = np.stack([greatest[:, 0], shifted.logsumexp(-1).exp().numpy(), logit], axis=1)
     value = np.stack([greatest[:, 0], total.value, logit], axis=1)
-    error = np.stack([np.zeros(len(part)), total.error, np.zeros(len(part))], axis=1)
+    logit_error = np.where(picked >= 0, y.error[np.arange(len(part)), picked], 0.0)
+    error = np.stack([greatest_error[:, 0], total.error, logit_error], axis=1)
     nothing = [-math.inf, 0.0, 0.0]
     value[~kept], exact[~kept], error[~kept] = nothing, nothing, 0.0
     return Bounded(value, error), exact
@@ -419,50 +458,53 @@ def own_logits(make, logits, first, columns, Vp):
     return make.rounded(own)
 
 
-def classifier_statistics(make, N, parts, rank, Vp, ignored=0, large=False, spread=3.0):
+def classifier_statistics(make, N, parts, rank, Vp, ignored=0, large=False, spread=3.0, cap=0.0):
     """`parts` are the columns of each rank."""
     logits, targets = classifier_operands(make, N, sum(parts), ignored, large, spread)
     first, columns = rank_columns(parts, rank)
-    derived, exact = row_statistics(logits, targets != IGNORED, targets, first, columns)
+    derived, exact = row_statistics(logits, targets != IGNORED, targets, first, columns, cap)
     inputs = {"logits": own_logits(make, logits, first, columns, Vp), "targets": targets,
-              "columns": np.array([float(columns)]), "first_column": np.array([float(first)])}
+              "columns": np.array([float(columns)]), "first_column": np.array([float(first)]), **terms_given(cap, 0.0)}
     return make_case(inputs, {"statistics": exact}, {"statistics": derived})
 
 
-def classifier_from_statistics(make, N, parts, rank, Vp, ignored=0, write_dlogits=True, large=False, spread=3.0):
+def classifier_from_statistics(make, N, parts, rank, Vp, ignored=0, write_dlogits=True, large=False, spread=3.0, cap=0.0,
+                               z_loss=0.0):
     """From statistics that are as exact as fp32 allows."""
     V = sum(parts)
     logits, targets = classifier_operands(make, N, V, ignored, large, spread)
     first, columns = rank_columns(parts, rank)
     scale = float(np.float32(1 / (3 * N)))
     logits_leaf = leaf(logits)
-    losses = F.cross_entropy(logits_leaf, index(targets), ignore_index=IGNORED, reduction="none")
-    (losses.sum() * scale).backward()
+    losses = torch_classifier(torch_capped(logits_leaf, cap), targets, scale, z_loss)
 
     kept = targets != IGNORED
-    given, maxima, sums = [], [], []
+    given, maxima, sums, target_logits = [], [], [], []
     for r in range(len(parts)):
-        statistics = row_statistics(logits, kept, targets, *rank_columns(parts, r))[1]
+        statistics = row_statistics(logits, kept, targets, *rank_columns(parts, r), cap)[1]
         stored, bounded_statistics = in_fp32(np.where(np.isfinite(statistics), statistics, 0.0))
         given.append(np.where(np.isfinite(statistics), stored, statistics))
-        maxima.append(statistics[:, 0])
+        maxima.append(bounded_statistics[:, 0])
+        target_logits.append(bounded_statistics[:, 2])
         sums.append(bounded_statistics[:, 1])
-    M = np.where(kept, np.max(maxima, axis=0), 0.0)
     # A rank without columns adds exactly nothing, and so does one so far below that its exp is 0.
-    rescaled = [s * bounded.exp(Bounded(np.maximum(m, -1e4)) - M) if parts[r] else s * 0.0
+    M = np.where(kept, np.max([m.value for m, columns_of_rank in zip(maxima, parts) if columns_of_rank], axis=0), 0.0)
+    rescaled = [s * bounded.exp(Bounded(np.maximum(m.value, -1e4), m.error) - M) if parts[r] else s * 0.0
                 for r, (m, s) in enumerate(zip(maxima, sums))]
     S = bounded.stack(rescaled, axis=0).sum(0)
     S = Bounded(np.where(kept, S.value, 1.0), np.where(kept, S.error, 0.0))
     picked = np.eye(V)[np.where(kept, targets, 0).astype(int)]
-    target_logit = (logits * picked).sum(-1)
-    loss = bounded.stack([bounded.log(S), Bounded(M), Bounded(-target_logit)], axis=0).sum(0)
-    terms = bounded.exp(Bounded(logits) - M[:, None])
-    dlogits = ((terms * (1.0 / S)[:, None] - picked) * scale).stored(make.dtype).where(kept[:, None])
+    target_logit = Bounded(sum(t.value for t in target_logits), sum(t.error for t in target_logits))
+    loss = bounded.stack([bounded.log(S), Bounded(M), Bounded(-target_logit.value, target_logit.error)], axis=0).sum(0)
+    y, slope = capped(Bounded(logits), cap)
+    terms = bounded.exp(y - M[:, None])
+    dlogits = (terms * term_factor(S, Bounded(M), z_loss)[:, None] - picked) * scale
+    dlogits = (dlogits * slope if cap else dlogits).stored(make.dtype).where(kept[:, None])
     own = lambda x: np.pad(x[:, first:first + columns], ((0, 0), (0, Vp - columns)))
     unchanged = own_logits(make, logits, first, columns, Vp)
     inputs = {"logits": unchanged, "targets": targets, "all_statistics": np.stack(given),
               "columns": np.array([float(columns)]), "first_column": np.array([float(first)]),
-              "scale": np.array([scale]), "write_dlogits": np.array([float(write_dlogits)])}
+              "scale": np.array([scale]), "write_dlogits": np.array([float(write_dlogits)]), **terms_given(cap, z_loss)}
     exact = own(logits_leaf.grad.numpy()) if write_dlogits else unchanged
     return make_case(inputs, {"losses": losses, "logits": exact},
                      {"losses": loss.where(kept), "logits": dlogits.rearranged(own) if write_dlogits else unchanged})

@@ -1,4 +1,4 @@
-// The CPU's SwiGLU and squared ReLU.
+// The CPU's SwiGLU, squared ReLU and cap of logits.
 #include "llmc/device/cpu/activation_math.h"
 
 #include <array>
@@ -24,6 +24,32 @@ TEST(CpuActivationMath, LogisticKeepsItsRelativePrecision) {
         ASSERT_LE(std::fabs(double{s.rest} - rest), 6.0 * u32 * rest + 0x1p-125) << x;
     }
     EXPECT_TRUE(std::isnan(cpu::logistic(NAN).value));
+}
+
+TEST(CpuActivationMath, CapIsWithinAFewUlpOfTheCap) {
+    // The exponent 2 |x|/cap has 2 roundings, and t = e^-exponent 2.2 u32: t exponent 2 u32 < u32, so t is
+    // within 3.2 u32. It moves tanh = (1 - t)/(1 + t) by at most twice as much. The difference, the sum, the
+    // quotient and two products lose 5 u32: 12 u32 of the cap. The slope 4t/(1 + t)^2 has the relative error
+    // of t, (2 exponent + 2.2) u32, and 8 u32 for the other operations.
+    for (const float cap : {15.0F, 30.0F, 0.75F}) {
+        const cpu::SoftCap capped(cap);
+        for (int i = 0; i <= 200'000; ++i) {
+            const float x = cap * (-10.0F + static_cast<float>(i) * 1e-4F);
+            const double t = std::tanh(double{x} / double{cap});
+            const double slope = 1.0 / std::pow(std::cosh(double{x} / double{cap}), 2);
+            const double exponent = 2.0 * std::fabs(double{x} / double{cap});
+            ASSERT_LE(std::fabs(double{capped(x).value} - cap * t), 12.0 * u32 * cap) << x;
+            ASSERT_LE(std::fabs(double{capped(x).slope} - slope), (2.0 * exponent + 10.2) * u32 * slope) << x;
+        }
+        EXPECT_EQ(capped(0.0F).value, 0.0F);
+        EXPECT_EQ(capped(0.0F).slope, 1.0F);
+        for (const float x : {1e10F, 3e38F, INFINITY}) {
+            EXPECT_EQ(capped(x).value, cap);
+            EXPECT_EQ(capped(-x).value, -cap);
+            EXPECT_EQ(capped(x).slope, 0.0F);
+        }
+        EXPECT_TRUE(std::isnan(capped(NAN).value) && std::isnan(capped(NAN).slope));
+    }
 }
 
 struct Rows {
@@ -103,6 +129,23 @@ TEST_P(CpuActivations, SquaredRelu) {
     EXPECT_TRUE(std::isnan(out.get(0)));
     EXPECT_THROW(ops->relu_squared_forward(out, OwnedTensor(X, {2})), ProgrammingError);
     EXPECT_THROW(ops->relu_squared_backward(out, OwnedTensor(X, {2}), x), ProgrammingError);
+}
+
+TEST_P(CpuActivations, SoftCapEqualsTheFunctionForEveryElement) {
+    Operations ops;
+    for (const std::int64_t n : {1, 7, 37, 4096 + 13}) {
+        const OwnedTensor x = normal(X, {n}, "x", 20.0);
+        OwnedTensor out = garbage(X, {n}), in_place = copy(x), expected(X, {n});
+        const cpu::SoftCap capped(15.0F);
+        for (std::int64_t i = 0; i < n; ++i) expected.set(i, capped(static_cast<float>(x.get(i))).value);
+        ops->soft_cap(out, x, 15.0F);
+        expect_same_bits(out, expected, "cap");
+        ops->soft_cap(in_place, in_place, 15.0F);
+        expect_same_bits(in_place, expected, "cap in place");
+    }
+    OwnedTensor out(X, {2});
+    EXPECT_THROW(ops->soft_cap(out, OwnedTensor(X, {2}), 0.0F), ProgrammingError);
+    EXPECT_THROW(ops->soft_cap(out, OwnedTensor(X, {3}), 15.0F), ProgrammingError);
 }
 
 INSTANTIATE_TEST_SUITE_P(DTypes, CpuActivations, testing::Values(DType::fp32, DType::bf16),

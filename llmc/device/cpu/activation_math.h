@@ -1,4 +1,4 @@
-// The logistic function and SwiGLU as branch-free arithmetic, so that loops over them are
+// The logistic function, SwiGLU and the cap of logits as branch-free arithmetic, so that loops over them are
 // vectorized (vector_math.h).
 #pragma once
 
@@ -39,5 +39,35 @@ inline SwigluGradient swiglu_gradient(float dout, float a, float b) {
 
 // max(x, 0); NaN stays NaN.
 inline float positive_part(float x) { return select(x < 0.0F, 0.0F, x); }
+
+// y = cap tanh(x/cap), and dy/dx = 1 - (y/cap)^2. With t = e^(-2|x|/cap):
+//   |y| = cap (1 - t)/(1 + t),  dy/dx = 4 t/(1 + t)^2
+// The error of y is a few ulp of the cap, whatever the size of y: it is the error of a softmax's argument.
+// The slope keeps its relative precision.
+struct Capped {
+    float value;
+    float slope;
+};
+
+class SoftCap {
+  public:
+    explicit SoftCap(float cap) : cap_(cap), exponent_(-2.0F / cap) {}
+
+    Capped operator()(float x) const {
+        const float t = exponential(std::fabs(x) * exponent_);
+        const float reciprocal = 1.0F / (1.0F + t);
+        const float tr = t * reciprocal;
+        return {std::copysign(cap_ * ((1.0F - t) * reciprocal), x), 4.0F * tr * reciprocal};
+    }
+
+  private:
+    float cap_;
+    float exponent_;
+};
+
+// No cap: y = x.
+struct NoCap {
+    Capped operator()(float x) const { return {x, 1.0F}; }
+};
 
 }  // namespace llmc::cpu

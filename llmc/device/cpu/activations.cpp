@@ -1,4 +1,4 @@
-// SwiGLU and the squared ReLU.
+// SwiGLU, the squared ReLU, and the cap of logits.
 #include <algorithm>
 #include <cmath>
 
@@ -91,6 +91,21 @@ void CpuOps::relu_squared_backward(const Tensor& din, const Tensor& dout, const 
 #pragma omp simd
                 for (std::int64_t i = begin; i < end; ++i) {
                     dx[i] = from_float<X>(2.0F * positive_part(to_float(x[i])) * to_float(dy[i]));
+                }
+            });
+    });
+}
+
+void CpuOps::soft_cap(const Tensor& out, const Tensor& in, float cap) {
+    check_soft_cap(out, in, cap);
+    with_dtype(in.dtype, [&](auto element) {
+        using X = decltype(element);
+        parallel_pieces(
+            threads_, in.elements(),
+            [y = out.as<X>(), x = in.as<X>(), capped = SoftCap(cap)](std::int64_t begin, std::int64_t end) {
+#pragma omp simd
+                for (std::int64_t i = begin; i < end; ++i) {
+                    y[i] = from_float<X>(capped(to_float(x[i])).value);
                 }
             });
     });

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "llmc/device/cpu/activation_math.h"
 #include "llmc/device/cpu/cpu_ops.h"
 #include "llmc/device/cpu/parallel.h"
 #include "llmc/device/cpu/vector_math.h"
@@ -18,17 +19,19 @@ struct Softmax {
     float sum;
 };
 
-// If `vocabulary` is 0, `greatest` is -infinity and `sum` is 0.
-template <class X>
-Softmax softmax_of_row(const X* logits, std::int64_t vocabulary) {
+// The softmax of capped logits. If `vocabulary` is 0, `greatest` is -infinity and `sum` is 0.
+template <class X, class Cap>
+Softmax softmax_of_row(const X* logits, std::int64_t vocabulary, Cap cap) {
     float greatest = -infinity;
 #pragma omp simd reduction(max : greatest)
     for (std::int64_t v = 0; v < vocabulary; ++v) {
         const float l = to_float(logits[v]);
         greatest = l > greatest ? l : greatest;
     }
+    // The greatest logit has the greatest capped one.
+    if (vocabulary > 0) greatest = cap(greatest).value;
     const float sum = lane_sum<float>(
-        vocabulary, [=](std::int64_t v) { return exponential(to_float(logits[v]) - greatest); });
+        vocabulary, [=](std::int64_t v) { return exponential(cap(to_float(logits[v])).value - greatest); });
     return {greatest, sum};
 }
 
@@ -36,21 +39,29 @@ float loss_of(Softmax softmax, float target_logit) {
     return std::log(softmax.sum) - (target_logit - softmax.greatest);
 }
 
+// The factor of a row's exponentials in the gradient: 1/sum, and with a z-loss also 1 + 2 z lse.
+float factor_of(Softmax softmax, float z_loss) {
+    const float reciprocal = 1.0F / softmax.sum;
+    if (z_loss == 0.0F) return reciprocal;
+    return reciprocal * (1.0F + 2.0F * z_loss * (std::log(softmax.sum) + softmax.greatest));
+}
+
 // Writes the gradient of the first `columns` logits and zeros into the rest of the `padded_columns`. `target`
 // is the target's column, or -1 if this rank does not hold it.
-template <class X>
+template <class X, class Cap>
 void write_row_gradient(X* logits, std::int64_t columns, std::int64_t padded_columns, std::int64_t target,
-                        Softmax softmax, float scale) {
-    const float target_logit = target >= 0 ? to_float(logits[target]) : 0.0F;
-    const float reciprocal = 1.0F / softmax.sum;
+                        Softmax softmax, float scale, Cap cap, float z_loss) {
+    const Capped target_logit = cap(target >= 0 ? to_float(logits[target]) : 0.0F);
+    const float factor = factor_of(softmax, z_loss);
 #pragma omp simd
     for (std::int64_t v = 0; v < columns; ++v) {
-        const float p = exponential(to_float(logits[v]) - softmax.greatest) * reciprocal;
-        logits[v] = from_float<X>(p * scale);
+        const Capped y = cap(to_float(logits[v]));
+        const float p = exponential(y.value - softmax.greatest) * factor;
+        logits[v] = from_float<X>(p * scale * y.slope);
     }
     if (target >= 0) {
-        const float p = exponential(target_logit - softmax.greatest) * reciprocal;
-        logits[target] = from_float<X>((p - 1.0F) * scale);
+        const float p = exponential(target_logit.value - softmax.greatest) * factor;
+        logits[target] = from_float<X>((p - 1.0F) * scale * target_logit.slope);
     }
     std::fill(logits + columns, logits + padded_columns, X{});
 }
@@ -87,6 +98,15 @@ RowStatistics combined(std::int64_t ranks, const OfRank& of_rank) {
     return all;
 }
 
+// Calls f(element, cap) with the type of the elements and that of the cap.
+template <class F>
+void with_types(DType dtype, float cap, const F& f) {
+    with_dtype(dtype, [&](auto element) {
+        if (cap > 0.0F) return f(element, SoftCap(cap));
+        f(element, NoCap{});
+    });
+}
+
 void check_targets(const Tensor& targets) {
     const auto ids = targets.span<std::int32_t>();
     check(std::all_of(ids.begin(), ids.end(), [](auto id) { return id == ignored_target || id >= 0; }),
@@ -96,36 +116,42 @@ void check_targets(const Tensor& targets) {
 }  // namespace
 
 void CpuOps::fused_classifier(const Tensor& logits, const Tensor& losses, const Tensor& targets,
-                              std::int64_t vocabulary, float scale, bool write_dlogits) {
+                              std::int64_t vocabulary, float scale, bool write_dlogits,
+                              const ClassifierTerms& terms) {
     const RowSizes sizes = classifier_sizes(logits, losses, targets, vocabulary);
     const std::int64_t N = sizes.rows, Vp = sizes.channels;
+    check_terms(terms);
     const auto ids = targets.span<std::int32_t>();
     check(std::all_of(ids.begin(), ids.end(),
                       [=](auto id) { return id == ignored_target || (id >= 0 && id < vocabulary); }),
           "every target is in the vocabulary or is ignored_target");
-    with_dtype(logits.dtype, [&](auto element) {
+    with_types(logits.dtype, terms.cap, [&](auto element, auto cap) {
         using X = decltype(element);
-        parallel_for(threads_, N, [=, l = logits.as<X>(), loss = losses.as<float>()](std::int64_t n) {
-            X* const row = l + n * Vp;
-            const std::int32_t target = ids[static_cast<std::size_t>(n)];
-            if (target == ignored_target) {
-                loss[n] = 0.0F;
-                if (write_dlogits) std::fill(row, row + Vp, X{});
-                return;
-            }
-            const Softmax softmax = softmax_of_row(row, vocabulary);
-            loss[n] = loss_of(softmax, to_float(row[target]));
-            if (write_dlogits) write_row_gradient(row, vocabulary, Vp, target, softmax, scale);
-        });
+        parallel_for(threads_, N,
+                     [=, z = terms.z_loss, l = logits.as<X>(), loss = losses.as<float>()](std::int64_t n) {
+                         X* const row = l + n * Vp;
+                         const std::int32_t target = ids[static_cast<std::size_t>(n)];
+                         if (target == ignored_target) {
+                             loss[n] = 0.0F;
+                             if (write_dlogits) std::fill(row, row + Vp, X{});
+                             return;
+                         }
+                         const Softmax softmax = softmax_of_row(row, vocabulary, cap);
+                         loss[n] = loss_of(softmax, cap(to_float(row[target])).value);
+                         if (write_dlogits)
+                             write_row_gradient(row, vocabulary, Vp, target, softmax, scale, cap, z);
+                     });
     });
 }
 
 void CpuOps::classifier_statistics(const Tensor& statistics, const Tensor& logits, const Tensor& targets,
-                                   std::int64_t columns, std::int64_t first_column) {
+                                   std::int64_t columns, std::int64_t first_column,
+                                   const ClassifierTerms& terms) {
     const RowSizes s = classifier_statistics_sizes(statistics, logits, targets, columns, first_column);
+    check_terms(terms);
     check_targets(targets);
     const OwnColumns own{first_column, columns};
-    with_dtype(logits.dtype, [&](auto element) {
+    with_types(logits.dtype, terms.cap, [&](auto element, auto cap) {
         using X = decltype(element);
         parallel_for(threads_, s.rows,
                      [=, l = logits.as<X>(), ids = targets.as<std::int32_t>(),
@@ -136,7 +162,8 @@ void CpuOps::classifier_statistics(const Tensor& statistics, const Tensor& logit
                          }
                          const X* row = l + n * s.channels;
                          const std::int64_t target = own.of(ids[n]);
-                         out[n] = {softmax_of_row(row, columns), target >= 0 ? to_float(row[target]) : 0.0F};
+                         out[n] = {softmax_of_row(row, columns, cap),
+                                   target >= 0 ? cap(to_float(row[target])).value : 0.0F};
                      });
     });
 }
@@ -144,30 +171,33 @@ void CpuOps::classifier_statistics(const Tensor& statistics, const Tensor& logit
 void CpuOps::classifier_from_statistics(const Tensor& logits, const Tensor& losses,
                                         const Tensor& all_statistics, const Tensor& targets,
                                         std::int64_t columns, std::int64_t first_column, float scale,
-                                        bool write_dlogits) {
+                                        bool write_dlogits, const ClassifierTerms& terms) {
     const ClassifierSizes s =
         classifier_from_statistics_sizes(logits, losses, all_statistics, targets, columns, first_column);
+    check_terms(terms);
     check_targets(targets);
     const OwnColumns own{first_column, columns};
-    with_dtype(logits.dtype, [&](auto element) {
+    with_types(logits.dtype, terms.cap, [&](auto element, auto cap) {
         using X = decltype(element);
-        parallel_for(threads_, s.rows,
-                     [=, l = logits.as<X>(), loss = losses.as<float>(), ids = targets.as<std::int32_t>(),
-                      statistics = reinterpret_cast<const RowStatistics*>(all_statistics.as<float>())](
-                         std::int64_t n) {
-                         X* const row = l + n * s.channels;
-                         if (ids[n] == ignored_target) {
-                             loss[n] = 0.0F;
-                             if (write_dlogits) std::fill(row, row + s.channels, X{});
-                             return;
-                         }
-                         const RowStatistics all =
-                             combined(s.ranks, [=](std::int64_t r) { return statistics[r * s.rows + n]; });
-                         loss[n] = loss_of(all.softmax, all.target_logit);
-                         if (write_dlogits) {
-                             write_row_gradient(row, columns, s.channels, own.of(ids[n]), all.softmax, scale);
-                         }
-                     });
+        parallel_for(
+            threads_, s.rows,
+            [=, z = terms.z_loss, l = logits.as<X>(), loss = losses.as<float>(),
+             ids = targets.as<std::int32_t>(),
+             statistics =
+                 reinterpret_cast<const RowStatistics*>(all_statistics.as<float>())](std::int64_t n) {
+                X* const row = l + n * s.channels;
+                if (ids[n] == ignored_target) {
+                    loss[n] = 0.0F;
+                    if (write_dlogits) std::fill(row, row + s.channels, X{});
+                    return;
+                }
+                const RowStatistics all =
+                    combined(s.ranks, [=](std::int64_t r) { return statistics[r * s.rows + n]; });
+                loss[n] = loss_of(all.softmax, all.target_logit);
+                if (write_dlogits) {
+                    write_row_gradient(row, columns, s.channels, own.of(ids[n]), all.softmax, scale, cap, z);
+                }
+            });
     });
 }
 

@@ -81,12 +81,16 @@ class CpuOps final : public Ops {
                                  const Tensor& rstd) override;
 
     void fused_classifier(const Tensor& logits, const Tensor& losses, const Tensor& targets,
-                          std::int64_t vocabulary, float scale, bool write_dlogits) override;
+                          std::int64_t vocabulary, float scale, bool write_dlogits,
+                          const ClassifierTerms& terms = {}) override;
     void classifier_statistics(const Tensor& statistics, const Tensor& logits, const Tensor& targets,
-                               std::int64_t columns, std::int64_t first_column) override;
+                               std::int64_t columns, std::int64_t first_column,
+                               const ClassifierTerms& terms = {}) override;
     void classifier_from_statistics(const Tensor& logits, const Tensor& losses, const Tensor& all_statistics,
                                     const Tensor& targets, std::int64_t columns, std::int64_t first_column,
-                                    float scale, bool write_dlogits) override;
+                                    float scale, bool write_dlogits,
+                                    const ClassifierTerms& terms = {}) override;
+    void soft_cap(const Tensor& out, const Tensor& in, float cap) override;
 
     void global_norm_squared(const Tensor& partials, const Tensor& x) override;
     void sum(const Tensor& out, const Tensor& x) override;

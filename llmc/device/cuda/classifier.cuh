@@ -8,6 +8,7 @@
 #include "llmc/device/cuda/packed.cuh"
 #include "llmc/device/cuda/ptx.cuh"
 #include "llmc/device/cuda/reduce.cuh"
+#include "llmc/device/cuda/soft_cap.cuh"
 #include "llmc/device/ops.h"
 
 namespace llmc::cuda {
@@ -44,8 +45,18 @@ struct ExponentialSum {
     }
 };
 
+// ln sum_v exp(x_v)
+__device__ __forceinline__ float lse_of(const ExponentialSum& total) {
+    return fmaf(total.maximum, ln_2, logf(total.sum));
+}
 __device__ __forceinline__ float loss_of(const ExponentialSum& total, float target_logit) {
-    return fmaf(total.maximum, ln_2, logf(total.sum)) - target_logit;
+    return lse_of(total) - target_logit;
+}
+
+// The factor of a row's terms in the gradient: 1/sum, and with a z-loss also 1 + 2 z lse.
+__device__ __forceinline__ float factor_of(const ExponentialSum& total, float z_loss) {
+    const float reciprocal = 1 / total.sum;
+    return z_loss == 0 ? reciprocal : reciprocal * fmaf(2 * z_loss, lse_of(total), 1.0f);
 }
 
 __device__ __forceinline__ ExponentialSum warp_sum(ExponentialSum x LLMC_SITE) {
@@ -65,12 +76,13 @@ __device__ __forceinline__ ExponentialSum block_sum(ExponentialSum mine, Exponen
     return warp_sum(mine LLMC_PASS_SITE);
 }
 
-// Converts a piece of logits to fp32. `left` is the number of columns of the vocabulary from the piece's
-// first on. Columns beyond it become -infinity, whose exponential is 0.
-template <class X>
-__device__ __forceinline__ void widen(float (&x)[Packed<X>::size], const Packed<X>& piece, int left) {
+// Converts a piece of logits to fp32, and caps them. `left` is the number of columns of the vocabulary from
+// the piece's first on. Columns beyond it become -infinity, whose exponential is 0.
+template <class X, class Cap = NoCap>
+__device__ __forceinline__ void widen(float (&x)[Packed<X>::size], const Packed<X>& piece, int left,
+                                      const Cap& cap = {}) {
 #pragma unroll
-    for (int i = 0; i < Packed<X>::size; ++i) x[i] = to_float(piece[i]);
+    for (int i = 0; i < Packed<X>::size; ++i) x[i] = cap(to_float(piece[i])).value;
     if (left < Packed<X>::size) {
 #pragma unroll
         for (int i = 1; i < Packed<X>::size; ++i) {
@@ -79,16 +91,28 @@ __device__ __forceinline__ void widen(float (&x)[Packed<X>::size], const Packed<
     }
 }
 
-// The gradient (softmax - [v is the target]) scale of a piece. `target` is the target's index in the piece;
-// it may be outside.
-template <class X>
+// The gradient (term factor - [v is the target]) scale of a piece, times the slope of a cap. `target` is the
+// target's index in the piece; it may be outside.
+template <class X, class Cap = NoCap>
 __device__ __forceinline__ Packed<X> gradient(const Packed<X>& logits, int left, int target,
-                                              const ExponentialSum& total, float reciprocal, float scale) {
+                                              const ExponentialSum& total, float factor, float scale,
+                                              const Cap& cap = {}) {
     constexpr int pack = Packed<X>::size;
     float x[pack];
-    widen(x, logits, left);
+    [[maybe_unused]] float slope[pack];
+    if constexpr (Cap::caps) {
 #pragma unroll
-    for (int i = 0; i < pack; ++i) x[i] = total.term(x[i]) * reciprocal;
+        for (int i = 0; i < pack; ++i) {
+            const Capped y = cap(to_float(logits[i]));
+            // Padding may hold any values: its slope may be NaN.
+            x[i] = i < left ? y.value : -INFINITY;
+            slope[i] = i < left ? y.slope : 0;
+        }
+    } else {
+        widen(x, logits, left);
+    }
+#pragma unroll
+    for (int i = 0; i < pack; ++i) x[i] = total.term(x[i]) * factor;
     if (target >= 0 && target < pack) {
 #pragma unroll
         for (int i = 0; i < pack; ++i) {
@@ -96,18 +120,23 @@ __device__ __forceinline__ Packed<X> gradient(const Packed<X>& logits, int left,
         }
     }
 #pragma unroll
-    for (int i = 0; i < pack; ++i) x[i] *= scale;
+    for (int i = 0; i < pack; ++i) {
+        x[i] *= scale;
+        if constexpr (Cap::caps) x[i] *= slope[i];
+    }
     return packed_from<X>(x);
 }
 
 // A persistent grid: a block takes every gridDim.x-th row. The first `held` columns of a row are copied to
 // shared memory, where they wait for the sum of exponentials, so that they are read once. The other columns
 // are read twice. A thread always has the same pieces of 16 bytes. After writing one, it starts copying the
-// next row's piece to its place without a barrier. The only barrier is that of the sum.
-template <class X>
+// next row's piece to its place without a barrier. The only barrier is that of the sum. Logits are capped
+// each time they are read: what is kept has the size of X.
+template <class X, class Cap>
 __global__ void __launch_bounds__(1024)
     fused_classifier_kernel5(X* logits, float* losses, const std::int32_t* targets, std::int64_t rows,
-                             int columns, int vocabulary, int held, float scale, bool write_dlogits) {
+                             int columns, int vocabulary, int held, float scale, bool write_dlogits, Cap cap,
+                             float z_loss) {
     constexpr int pack = Packed<X>::size;
     SharedAllocator shared;
     ExponentialSum* partials = shared.take<ExponentialSum>(2 * warp_threads);
@@ -138,15 +167,15 @@ __global__ void __launch_bounds__(1024)
         const int target = targets[row];
         const bool ignored = target == ignored_target;
         ExponentialSum total = ExponentialSum::none();
-        float reciprocal = 0;
+        float factor = 0;
         if (ignored) {
             if (threadIdx.x == 0) losses[row] = 0;
         } else {
             // Read before the barrier, because the gradient overwrites this logit after the barrier.
-            const float target_logit = threadIdx.x == 0 ? to_float(x[target]) : 0;
+            const float target_logit = threadIdx.x == 0 ? cap(to_float(x[target])).value : 0;
             const auto add = [&](const Packed<X>& piece, int c) {
                 float widened[pack];
-                widen(widened, piece, vocabulary - c);
+                widen(widened, piece, vocabulary - c, cap);
                 total.add(widened);
             };
             copy_async_wait<1>();
@@ -158,13 +187,13 @@ __global__ void __launch_bounds__(1024)
 
             total = block_sum(total, partials + turn);
             turn = warp_threads - turn;  // the other half
-            reciprocal = 1 / total.sum;
+            factor = factor_of(total, z_loss);
             if (threadIdx.x == 0) losses[row] = loss_of(total, target_logit);
         }
 
         // Starts with the columns that the caches may still hold.
         const auto dlogits = [&](const Packed<X>& piece, int c) {
-            return gradient(piece, vocabulary - c, target - c, total, reciprocal, scale);
+            return gradient(piece, vocabulary - c, target - c, total, factor, scale, cap);
         };
         if (write_dlogits) {
             if (!ignored) {
@@ -192,13 +221,24 @@ __global__ void __launch_bounds__(1024)
     }
 }
 
+namespace detail {
+
+// Calls f(cap) with the type of the cap.
+template <class F>
+void with_cap(float cap, const F& f) {
+    if (cap == 0) return f(NoCap{});
+    f(SoftCap(cap));
+}
+
+}  // namespace detail
+
 // logits X (rows, columns), of which the first `vocabulary` columns count; losses fp32 (rows); targets int32
 // (rows), each in the vocabulary or ignored_target. A row is read once if it fits a block's shared memory.
 // 50304 bf16 fit on every chip from sm_80 on.
 template <class X>
 void fused_classifier(const LaunchContext& on, X* logits, float* losses, const std::int32_t* targets,
                       std::int64_t rows, int columns, int vocabulary, float scale, bool write_dlogits,
-                      int block_threads = 512) {
+                      const ClassifierTerms& terms = {}, int block_threads = 512) {
     constexpr int pack = Packed<X>::size;
     check(columns % pack == 0, "classifier: a row of logits is a multiple of 16 bytes");
     check(vocabulary > 0 && vocabulary <= columns, "classifier: the vocabulary is inside the columns");
@@ -210,8 +250,11 @@ void fused_classifier(const LaunchContext& on, X* logits, float* losses, const s
     const std::size_t shared_bytes =
         partial_bytes + SharedAllocator::bytes<X>(static_cast<std::size_t>(held));
     const int threads = std::min(block_threads, blocks_for(pieces, warp_threads) * warp_threads);
-    launch(on, fused_classifier_kernel5<X>, persistent_blocks(on.chip, rows, threads, shared_bytes), threads,
-           shared_bytes, logits, losses, targets, rows, columns, vocabulary, held, scale, write_dlogits);
+    detail::with_cap(terms.cap, [&]<class Cap>(Cap cap) {
+        launch(on, fused_classifier_kernel5<X, Cap>, persistent_blocks(on.chip, rows, threads, shared_bytes),
+               threads, shared_bytes, logits, losses, targets, rows, columns, vocabulary, held, scale,
+               write_dlogits, cap, terms.z_loss);
+    });
 }
 
 }  // namespace llmc::cuda

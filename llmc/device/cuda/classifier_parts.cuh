@@ -55,10 +55,10 @@ __device__ __forceinline__ void for_pieces(const X* x, int end, Use use) {
 }
 
 // A block computes a row in one pass. `turn` selects the half of the partial sums that no thread still reads.
-template <class X>
+template <class X, class Cap>
 __global__ void __launch_bounds__(1024)
     classifier_statistics_kernel3(RowStatistics* statistics, const X* logits, const std::int32_t* targets,
-                                  std::int64_t rows, int columns, OwnColumns own) {
+                                  std::int64_t rows, int columns, OwnColumns own, Cap cap) {
     SHARED(ExponentialSum, partials, [2 * warp_threads]);
     SHARED(float, greatest_of_warp, [2 * warp_threads]);
     const int thread = static_cast<int>(threadIdx.x);
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(1024)
         float greatest = -INFINITY;
         for_pieces(x, own.count, [&](const Packed<X>& piece, int c) {
             float widened[Packed<X>::size];
-            widen(widened, piece, own.count - c);
+            widen(widened, piece, own.count - c, cap);
             greatest = fmaxf(greatest, total.add(widened));
         });
         greatest = warp_maximum(greatest);
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(1024)
             greatest = warp_maximum(lane < warps ? greatest_of_warp[turn + lane] : -INFINITY);
             const int column = own.of(target);
             if (lane == 0) {
-                statistics[row] = {greatest, total.sum, column >= 0 ? to_float(x[column]) : 0};
+                statistics[row] = {greatest, total.sum, column >= 0 ? cap(to_float(x[column])).value : 0};
             }
         }
         turn = warp_threads - turn;  // the other half
@@ -109,11 +109,12 @@ __device__ __forceinline__ RowStatistics statistics_of_row(const RowStatistics* 
 
 // A block computes a row. Each thread combines the row's statistics and then writes its pieces. There is no
 // barrier.
-template <class X>
+template <class X, class Cap>
 __global__ void __launch_bounds__(1024)
     classifier_from_statistics_kernel3(X* logits, float* losses, const RowStatistics* statistics,
                                        const std::int32_t* targets, int ranks, std::int64_t rows, int columns,
-                                       OwnColumns own, float scale, bool write_dlogits) {
+                                       OwnColumns own, float scale, bool write_dlogits, Cap cap,
+                                       float z_loss) {
     constexpr int pack = Packed<X>::size;
     const int end = blocks_for(own.count, pack) * pack;
     for (std::int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
@@ -124,13 +125,13 @@ __global__ void __launch_bounds__(1024)
             const RowStatistics all = statistics_of_row(statistics, ranks, rows, row);
             const ExponentialSum total{scaled(all.maximum), all.sum};
             if (threadIdx.x == 0) losses[row] = loss_of(total, all.target_logit);
-            const float reciprocal = 1 / total.sum;
+            const float factor = factor_of(total, z_loss);
             // A target that is not here must not match a padding column.
             const int column = own.of(target);
             for_pieces(x, write_dlogits ? end : 0, [&](const Packed<X>& piece, int c) {
                 const int target_in_piece = column >= 0 ? column - c : -1;
                 store_streaming(x + c,
-                                gradient(piece, own.count - c, target_in_piece, total, reciprocal, scale));
+                                gradient(piece, own.count - c, target_in_piece, total, factor, scale, cap));
             });
         } else if (threadIdx.x == 0) {
             losses[row] = 0;
@@ -157,14 +158,16 @@ inline dim3 threads_of_row(int columns, int pack, int block_threads) {
 template <class X>
 void classifier_statistics(const LaunchContext& on, float* statistics, const X* logits,
                            const std::int32_t* targets, std::int64_t rows, int columns, OwnColumns own,
-                           int block_threads = 256) {
+                           const ClassifierTerms& terms = {}, int block_threads = 256) {
     constexpr int pack = Packed<X>::size;
     check(columns % pack == 0, "classifier: a row of logits is a multiple of 16 bytes");
     check(own.count >= 0 && own.count <= columns, "classifier: the vocabulary is inside the columns");
     const dim3 threads = detail::threads_of_row(own.count, pack, block_threads);
-    launch(on, classifier_statistics_kernel3<X>,
-           persistent_blocks(on.chip, rows, static_cast<int>(threads.x), 0), threads, 0,
-           reinterpret_cast<RowStatistics*>(statistics), logits, targets, rows, columns, own);
+    detail::with_cap(terms.cap, [&]<class Cap>(Cap cap) {
+        launch(on, classifier_statistics_kernel3<X, Cap>,
+               persistent_blocks(on.chip, rows, static_cast<int>(threads.x), 0), threads, 0,
+               reinterpret_cast<RowStatistics*>(statistics), logits, targets, rows, columns, own, cap);
+    });
 }
 
 // logits X (rows, columns), of which the first own.count are used; losses fp32, targets int32 (rows);
@@ -172,15 +175,18 @@ void classifier_statistics(const LaunchContext& on, float* statistics, const X* 
 template <class X>
 void classifier_from_statistics(const LaunchContext& on, X* logits, float* losses, const float* statistics,
                                 const std::int32_t* targets, int ranks, std::int64_t rows, int columns,
-                                OwnColumns own, float scale, bool write_dlogits, int block_threads = 256) {
+                                OwnColumns own, float scale, bool write_dlogits,
+                                const ClassifierTerms& terms = {}, int block_threads = 256) {
     constexpr int pack = Packed<X>::size;
     check(columns % pack == 0, "classifier: a row of logits is a multiple of 16 bytes");
     check(own.count >= 0 && own.count <= columns, "classifier: the vocabulary is inside the columns");
     const dim3 threads = detail::threads_of_row(write_dlogits ? columns : 0, pack, block_threads);
-    launch(on, classifier_from_statistics_kernel3<X>,
-           persistent_blocks(on.chip, rows, static_cast<int>(threads.x), 0), threads, 0, logits, losses,
-           reinterpret_cast<const RowStatistics*>(statistics), targets, ranks, rows, columns, own, scale,
-           write_dlogits);
+    detail::with_cap(terms.cap, [&]<class Cap>(Cap cap) {
+        launch(on, classifier_from_statistics_kernel3<X, Cap>,
+               persistent_blocks(on.chip, rows, static_cast<int>(threads.x), 0), threads, 0, logits, losses,
+               reinterpret_cast<const RowStatistics*>(statistics), targets, ranks, rows, columns, own, scale,
+               write_dlogits, cap, terms.z_loss);
+    });
 }
 
 }  // namespace llmc::cuda

@@ -1,7 +1,8 @@
-// Part of CudaOps: SwiGLU and the squared ReLU.
+// Part of CudaOps: SwiGLU, the squared ReLU, and the cap of logits.
 #include "llmc/device/cuda/cuda_ops.h"
 #include "llmc/device/cuda/cuda_tensors.h"
 #include "llmc/device/cuda/relu_squared.cuh"
+#include "llmc/device/cuda/soft_cap.cuh"
 #include "llmc/device/cuda/swiglu.cuh"
 #include "llmc/device/operands.h"
 
@@ -35,6 +36,13 @@ void CudaOps::relu_squared_backward(const Tensor& din, const Tensor& dout, const
     with_kernel_type(in.dtype, [&]<class X>() {
         cuda::relu_squared_backward(on(), elements<X>(din), elements<X>(dout), elements<X>(in),
                                     in.elements());
+    });
+}
+
+void CudaOps::soft_cap(const Tensor& out, const Tensor& in, float cap) {
+    check_soft_cap(out, in, cap);
+    with_kernel_type(in.dtype, [&]<class X>() {
+        cuda::soft_cap(on(), elements<X>(out), elements<X>(in), cap, in.elements());
     });
 }
 

@@ -19,36 +19,41 @@ bool has_code_for_this_gpu() {
 }
 
 void CudaOps::fused_classifier(const Tensor& logits, const Tensor& losses, const Tensor& targets,
-                               std::int64_t vocabulary, float scale, bool write_dlogits) {
+                               std::int64_t vocabulary, float scale, bool write_dlogits,
+                               const ClassifierTerms& terms) {
+    check_terms(terms);
     const RowSizes s = classifier_sizes(logits, losses, targets, vocabulary);
     with_kernel_type(logits.dtype, [&]<class X>() {
         cuda::fused_classifier(on(), elements<X>(logits), elements<float>(losses),
                                elements<std::int32_t>(targets), s.rows, to_int(s.channels),
-                               to_int(vocabulary), scale, write_dlogits);
+                               to_int(vocabulary), scale, write_dlogits, terms);
     });
 }
 
 void CudaOps::classifier_statistics(const Tensor& statistics, const Tensor& logits, const Tensor& targets,
-                                    std::int64_t columns, std::int64_t first_column) {
+                                    std::int64_t columns, std::int64_t first_column,
+                                    const ClassifierTerms& terms) {
+    check_terms(terms);
     const RowSizes s = classifier_statistics_sizes(statistics, logits, targets, columns, first_column);
     with_kernel_type(logits.dtype, [&]<class X>() {
         cuda::classifier_statistics(on(), elements<float>(statistics), elements<X>(logits),
                                     elements<std::int32_t>(targets), s.rows, to_int(s.channels),
-                                    {first_column, to_int(columns)});
+                                    {first_column, to_int(columns)}, terms);
     });
 }
 
 void CudaOps::classifier_from_statistics(const Tensor& logits, const Tensor& losses,
                                          const Tensor& all_statistics, const Tensor& targets,
                                          std::int64_t columns, std::int64_t first_column, float scale,
-                                         bool write_dlogits) {
+                                         bool write_dlogits, const ClassifierTerms& terms) {
+    check_terms(terms);
     const ClassifierSizes s =
         classifier_from_statistics_sizes(logits, losses, all_statistics, targets, columns, first_column);
     with_kernel_type(logits.dtype, [&]<class X>() {
         cuda::classifier_from_statistics(on(), elements<X>(logits), elements<float>(losses),
                                          elements<float>(all_statistics), elements<std::int32_t>(targets),
                                          to_int(s.ranks), s.rows, to_int(s.channels),
-                                         {first_column, to_int(columns)}, scale, write_dlogits);
+                                         {first_column, to_int(columns)}, scale, write_dlogits, terms);
     });
 }
 

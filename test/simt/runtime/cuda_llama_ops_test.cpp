@@ -115,5 +115,33 @@ TEST(CudaLlamaOps, Activations) {
     EXPECT_TRUE(outcome.good()) << outcome;
 }
 
+TEST(CudaLlamaOps, ClassifierWithCapAndZLoss) {
+    const Outcome outcome = run_process({{"SIMT_SEED", "1"}}, [] {
+        HostTensor targets{{7}, {0, 37, 5, ignored_target, 29, 30, 12}};
+        for (const auto& [cap, z] : {std::pair{2.0, 0.0}, {0.0, 0.125}, {2.0, 0.125}}) {
+            const HostTensors common = {{"targets", targets}, {"cap", number(cap)}, {"z_loss", number(z)}};
+            HostTensors whole = common;
+            whole["logits"] = normal("logits", {7, 40});
+            whole["vocabulary"] = number(38);
+            whole["scale"] = number(0.25);
+            whole["write_dlogits"] = number(1);
+            if (!are_alike("fused_classifier", whole)) return false;
+            HostTensors part = common;
+            part["logits"] = normal("part", {7, 32});
+            part["columns"] = number(30);
+            part["first_column"] = number(0);
+            if (!are_alike("classifier_statistics", part)) return false;
+            const auto cpu = make_cpu_device(1);
+            const auto statistics = probe::run_op(*cpu, "classifier_statistics", DType::fp32, part);
+            part["all_statistics"] = {{1, 7, 3}, statistics.at("statistics").values};
+            part["scale"] = number(0.25);
+            part["write_dlogits"] = number(1);
+            if (!are_alike("classifier_from_statistics", part)) return false;
+        }
+        return are_alike("soft_cap", {{"in", normal("in", {3, 37})}, {"cap", number(2.0)}});
+    });
+    EXPECT_TRUE(outcome.good()) << outcome;
+}
+
 }  // namespace
 }  // namespace runtime_test
