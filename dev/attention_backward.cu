@@ -21,7 +21,10 @@
 //      multiprocessors.
 //   5  The same in two kernels of 3 and 4 products: more arithmetic, but nothing is exchanged and no sum is
 //      read back. There is a block for each 128 queries or keys (llmc/device/cuda/attention_backward.cuh).
-// In variants 2 to 5 a thread or warp has a fixed share of a tile, so they have one block size.
+// Query heads may share keys and values, and a window may hide keys. Variants 2 and 5 have both. A block of
+// the kernel that owns keys goes over all query heads that share them: dk and dv are then sums in registers,
+// and nothing more is moved or added. In variants 2 to 5 a thread or warp has a fixed share of a tile, so
+// they have one block size.
 #include "llmc/device/cuda/attention_backward.cuh"
 
 #include "dev/attention_backward_reference.h"
@@ -30,6 +33,20 @@
 namespace lab::attention_backward_variants {
 
 using namespace llmc::cuda;
+
+inline constexpr int no_window = 1 << 30;
+
+// ---- a head's place, from its number b H + h; there are as many key heads as query heads ----
+
+template <class X>
+__device__ HeadRows<X> head_of_qkv(const QueryKeyValue<X>& qkv, const AttentionSizes& s, int part, int head) {
+    const RowHeads<X>& heads = part == 0 ? qkv.q : part == 1 ? qkv.k : qkv.v;
+    return head_of(heads, s, head / s.heads, head % s.heads);
+}
+template <class X>
+__device__ HeadRows<X> head_of_out(X* out, const AttentionSizes& s, int head) {
+    return llmc::cuda::head_of_out(out, s, head / s.heads, head % s.heads);
+}
 
 // ---- 1: T x T matrices ----
 
@@ -54,8 +71,8 @@ __global__ void row_values_kernel1(float* row_values, const X* dout, const X* ou
 // A thread does a query and a key; neighboring threads have neighboring keys.
 template <class X>
 __global__ void attention_backward_scores_kernel1(float* p, float* ds, const float* row_values, const X* dout,
-                                                  const X* qkv, AttentionSizes s, int padded_sequence,
-                                                  float scale) {
+                                                  QueryKeyValue<const X> qkv, AttentionSizes s,
+                                                  int padded_sequence, float scale) {
     const int j = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x), t = static_cast<int>(blockIdx.y);
     const int head = static_cast<int>(blockIdx.z);
     if (j > t) return;
@@ -74,8 +91,9 @@ __global__ void attention_backward_scores_kernel1(float* p, float* ds, const flo
 
 // A thread does an element of dq, dk and dv.
 template <class X>
-__global__ void attention_backward_sums_kernel1(X* dqkv, const float* p, const float* ds, const X* dout,
-                                                const X* qkv, AttentionSizes s, float scale) {
+__global__ void attention_backward_sums_kernel1(QueryKeyValue<X> dqkv, const float* p, const float* ds,
+                                                const X* dout, QueryKeyValue<const X> qkv, AttentionSizes s,
+                                                float scale) {
     const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
     const int t = i / s.head_size, c = i % s.head_size, head = static_cast<int>(blockIdx.y);
     if (t >= s.sequence) return;
@@ -148,8 +166,9 @@ struct FirstTiling {
 // A block owns a tile of queries, or of keys with their values, and goes over tiles of the others.
 template <int columns, bool owns_queries>
 __global__ void __launch_bounds__(128)
-    attention_backward_kernel3(bf16* dqkv, const float* row_values, const bf16* dout, const bf16* qkv,
-                               AttentionSizes s, int padded_sequence, float scale) {
+    attention_backward_kernel3(QueryKeyValue<bf16> dqkv, const float* row_values, const bf16* dout,
+                               QueryKeyValue<const bf16> qkv, AttentionSizes s, int padded_sequence,
+                               float scale) {
     using T = FirstTiling<columns>;
     const int head = static_cast<int>(blockIdx.y), first = static_cast<int>(blockIdx.x) * T::owned;
     const int row = own_warp() * T::warp_rows;
@@ -198,8 +217,9 @@ __global__ void __launch_bounds__(128)
 // of keys. A thread reads there only what it has written.
 template <int columns>
 __global__ void __launch_bounds__(128)
-    attention_backward_kernel4(bf16* dqkv, float* dq_sums, const float* row_values, const bf16* dout,
-                               const bf16* qkv, AttentionSizes s, int padded_sequence, float scale) {
+    attention_backward_kernel4(QueryKeyValue<bf16> dqkv, float* dq_sums, const float* row_values,
+                               const bf16* dout, QueryKeyValue<const bf16> qkv, AttentionSizes s,
+                               int padded_sequence, float scale) {
     using T = AttentionBackwardTiling<columns>;
     constexpr int quarter = columns / T::warps, quarter_blocks = quarter / 16;
     const int head = static_cast<int>(blockIdx.x);
@@ -239,7 +259,7 @@ __global__ void __launch_bounds__(128)
                 ds,
                 [&](Operand& a, int m, int c, int lane) { load_a(a, values, row + 16 * m, 16 * c, lane); },
                 douts(stage));
-            if (first + row + T::warp_rows > query + 1) hide_transposed<T>(p, first + row, query);
+            if (first + row + T::warp_rows > query + 1) hide_transposed<T>(p, first + row, query, no_window);
             weigh_transposed<T>(p, ds, row_values + 2 * (std::int64_t{head} * padded_sequence + query),
                                 scale);
 #pragma unroll
@@ -294,11 +314,16 @@ template <class X>
 class AttentionBackward : public Problem {
   public:
     AttentionBackward(const Shape& shape, Draw& draw)
-        : s_{shape[0], static_cast<int>(shape[1]), static_cast<int>(shape[2]), static_cast<int>(shape[3])},
-          qkv_(3 * elements()),
+        : s_{shape[0],
+             static_cast<int>(shape[1]),
+             static_cast<int>(shape[2]),
+             static_cast<int>(shape[3]),
+             static_cast<int>(shape[4]),
+             static_cast<int>(std::min(shape[5], shape[1]))},
+          qkv_(shape[0] * shape[1] * packed_row(s_)),
           out_(elements()),
           dout_(elements()),
-          dqkv_(3 * elements()),
+          dqkv_(qkv_.size()),
           lse_(s_.all_heads() * s_.sequence),
           row_values_(2 * s_.all_heads() * padded_sequence()) {
         draw.normal(qkv_, 1);
@@ -322,9 +347,8 @@ class AttentionBackward : public Problem {
             case 2:
                 return s_.head_size <= 64 ? run2<64>(on) : run2<128>(on);
             case 5:
-                return llmc::cuda::attention_backward(on, dqkv_.data(), dout_.data(), qkv_.data(),
-                                                      out_.data(), lse_.data(), scratch(workspace_floats()),
-                                                      s_);
+                return llmc::cuda::attention_backward(on, gradients(), dout_.data(), inputs(), out_.data(),
+                                                      lse_.data(), scratch(workspace_floats()), s_);
             default:
                 llmc::programming_error("no such variant");
         }
@@ -353,10 +377,7 @@ class AttentionBackward : public Problem {
         return 2.0 * static_cast<double>(qkv_.bytes() + out_.bytes()) + static_cast<double>(lse_.bytes());
     }
     // 2.5 times those of the forward pass
-    double flops() const override {
-        const double t = s_.sequence;
-        return 2.5 * 4 * static_cast<double>(s_.all_heads()) * t * t * s_.head_size / 2;
-    }
+    double flops() const override { return 2.5 * 4 * s_.head_size * pairs_of(s_); }
 
   private:
     std::int64_t elements() const { return s_.all_heads() * s_.sequence * s_.head_size; }
@@ -369,6 +390,8 @@ class AttentionBackward : public Problem {
         if (!scratch_ || scratch_->size() < floats) scratch_ = std::make_unique<Array<float>>(floats);
         return scratch_->data();
     }
+    QueryKeyValue<const X> inputs() const { return packed_heads<const X>(qkv_.data(), s_); }
+    QueryKeyValue<X> gradients() { return packed_heads(dqkv_.data(), s_); }
     unsigned heads() const { return static_cast<unsigned>(s_.all_heads()); }
 
     void make_row_values(int block_size, const LaunchContext& on) {
@@ -386,16 +409,16 @@ class AttentionBackward : public Problem {
         make_row_values(block_size, on);
         launch(on, attention_backward_scores_kernel1<X>,
                dim3(static_cast<unsigned>(blocks_for(s_.sequence, block_size)), sequence, heads()),
-               block_size, 0, p, ds, row_values_.data(), dout_.data(), qkv_.data(), s_, padded_sequence(),
+               block_size, 0, p, ds, row_values_.data(), dout_.data(), inputs(), s_, padded_sequence(),
                attention_scale(s_));
         launch(on, attention_backward_sums_kernel1<X>,
                dim3(static_cast<unsigned>(blocks_for(s_.sequence * s_.head_size, block_size)), heads()),
-               block_size, 0, dqkv_.data(), p, ds, dout_.data(), qkv_.data(), s_, attention_scale(s_));
+               block_size, 0, gradients(), p, ds, dout_.data(), inputs(), s_, attention_scale(s_));
     }
 
     template <int columns>
     void run2(const LaunchContext& on) {
-        launch_plain_attention_backward<columns>(on, dqkv_.data(), dout_.data(), qkv_.data(), out_.data(),
+        launch_plain_attention_backward<columns>(on, gradients(), dout_.data(), inputs(), out_.data(),
                                                  lse_.data(), row_values_.data(), s_);
     }
 
@@ -405,8 +428,8 @@ class AttentionBackward : public Problem {
         make_row_values(T::threads, on);
         const dim3 grid(static_cast<unsigned>(blocks_for(s_.sequence, T::owned)), heads());
         const auto launch_one = [&](auto kernel) {
-            launch(on, kernel, grid, T::threads, T::shared_bytes, dqkv_.data(), row_values_.data(),
-                   dout_.data(), qkv_.data(), s_, padded_sequence(), attention_scale(s_));
+            launch(on, kernel, grid, T::threads, T::shared_bytes, gradients(), row_values_.data(),
+                   dout_.data(), inputs(), s_, padded_sequence(), attention_scale(s_));
         };
         launch_one(attention_backward_kernel3<columns, true>);
         launch_one(attention_backward_kernel3<columns, false>);
@@ -420,8 +443,8 @@ class AttentionBackward : public Problem {
             SharedAllocator::bytes<bf16>(Tile<T::owned, 64>::elements) +
             SharedAllocator::bytes<bf16>(2 * T::stages * T::Moving::elements);
         make_row_values(T::threads, on);
-        launch(on, attention_backward_kernel4<columns>, heads(), T::threads, shared_bytes, dqkv_.data(),
-               scratch(s_.all_heads() * s_.sequence * columns), row_values_.data(), dout_.data(), qkv_.data(),
+        launch(on, attention_backward_kernel4<columns>, heads(), T::threads, shared_bytes, gradients(),
+               scratch(s_.all_heads() * s_.sequence * columns), row_values_.data(), dout_.data(), inputs(),
                s_, padded_sequence(), attention_scale(s_));
     }
 
@@ -434,23 +457,39 @@ class AttentionBackward : public Problem {
 
 const Registration registration({
     .name = "attention_backward",
-    .sizes = {"B", "T", "NH", "HS"},
+    .sizes = {"B", "T", "H", "D", "K", "window"},
     .variants = {{1, "p and ds as matrices in memory", {32, 128}},
                  {2, "tiles in shared memory, fp32", {256}},
                  {3, "tensor cores", {128}},
                  {4, "5 products, a block does a head", {128}},
                  {5, "7 products, a block does 128 rows", {128}}},
-    .checked = {{1, 24, 1, 8}, {1, 1, 1, 64}, {2, 33, 2, 40}, {1, 140, 1, 64}, {1, 72, 2, 128}},
-    .timed = {{16, 1024, 12, 64}, {4, 4096, 12, 64}, {8, 1024, 16, 128}, {2, 4096, 16, 128}},
+    .checked = {{1, 24, 1, 8, 1, no_window},
+                {1, 1, 1, 64, 1, no_window},
+                {2, 33, 2, 40, 2, no_window},
+                {1, 140, 1, 64, 1, no_window},
+                {1, 72, 2, 128, 2, no_window},
+                {1, 72, 4, 24, 2, no_window},
+                {1, 150, 2, 16, 1, 35}},
+    .timed = {{16, 1024, 12, 64, 12, no_window},
+              {4, 4096, 12, 64, 12, no_window},
+              {8, 1024, 16, 128, 16, no_window},
+              {2, 4096, 16, 128, 16, no_window},
+              {1, 8192, 32, 128, 8, no_window},
+              {1, 8192, 32, 128, 8, 1024}},
     .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
-    // Tensor cores multiply bf16. The matrices of variant 1 do not fit memory for a long sequence.
+    // Variants 2 and 5 have key heads that query heads share, and windows. Tensor cores multiply bf16. The
+    // matrices of variant 1 do not fit memory for a long sequence.
     .takes =
         [](int variant, llmc::DType dtype, const Shape& shape) {
+            const bool plain = shape[4] == shape[2] && shape[5] >= shape[1];
+            if (!plain && variant != 2 && variant != 5) return false;
             if (variant == 1) return shape[1] <= 1024;
             return variant == 2 || dtype == llmc::DType::bf16;
         },
     .make = make_problem<AttentionBackward>,
-    .checked_for_races = {{1, 24, 2, 8}, {1, 34, 2, 128}, {1, 134, 1, 64}},
+    .checked_for_races = {{1, 24, 2, 8, 2, no_window},
+                          {1, 34, 2, 128, 2, no_window},
+                          {1, 134, 1, 64, 1, no_window}},
 });
 
 }  // namespace lab::attention_backward_variants

@@ -13,11 +13,24 @@ namespace lab {
 
 using llmc::cuda::AttentionSizes;
 
-// The indices of elements (b,t,part,h,0) of qkv (B,T,3,NH,HS) and (b,t,h,0) of out (B,T,NH,HS)
+// The elements of a row of q, k and v that lie one after the other (packed_heads).
+inline std::int64_t packed_row(const AttentionSizes& s) {
+    return (s.heads + 2 * std::int64_t{s.key_heads}) * s.head_size;
+}
+// The index in such rows of row t of query head `head` (part 0), or of the keys (1) or values (2) that it
+// reads.
 inline std::int64_t qkv_index(const AttentionSizes& s, std::int64_t head, std::int64_t t, int part) {
     const std::int64_t b = head / s.heads, h = head % s.heads;
-    return (((b * s.sequence + t) * 3 + part) * s.heads + h) * s.head_size;
+    const std::int64_t place =
+        part == 0 ? h : s.heads + (part - 1) * std::int64_t{s.key_heads} + h * s.key_heads / s.heads;
+    return (b * s.sequence + t) * packed_row(s) + place * s.head_size;
 }
+// The pairs of a query and a key that it sees, of all heads.
+inline double pairs_of(const AttentionSizes& s) {
+    const double t = s.sequence, w = s.window;  // the first w rows see all keys before them
+    return static_cast<double>(s.all_heads()) * (w * (w + 1) / 2 + (t - w) * w);
+}
+// The index of element (b,t,h,0) of out (B,T,H,D)
 inline std::int64_t out_index(const AttentionSizes& s, std::int64_t head, std::int64_t t) {
     const std::int64_t b = head / s.heads, h = head % s.heads;
     return ((b * s.sequence + t) * s.heads + h) * s.head_size;
@@ -48,7 +61,7 @@ void reference_attention_forward(Array<X>& out, Array<float>& lse, const Array<X
         for (int t = 0; t < s.sequence; ++t) {
             double total = 0;
             std::fill(sums.begin(), sums.end(), 0.0);
-            for (int j = 0; j <= t; ++j) {
+            for (int j = s.first_key(t); j <= t; ++j) {
                 const X* const q = &qkv[qkv_index(s, head, t, 0)];
                 p[j] = std::exp(row_product(q, &qkv[qkv_index(s, head, j, 1)], s.head_size).value * scale);
                 total += p[j];
@@ -85,7 +98,7 @@ AttentionGradients reference_attention_backward(const Array<X>& dout, const Arra
             const X* const q = &qkv[qkv_index(s, head, t, 0)];
             const double row_sum = lse[head * s.sequence + t];
             const RowProduct d = row_product(g, &out[out_index(s, head, t)], n);
-            for (int j = 0; j <= t; ++j) {
+            for (int j = s.first_key(t); j <= t; ++j) {
                 const X* const k = &qkv[qkv_index(s, head, j, 1)];
                 const X* const v = &qkv[qkv_index(s, head, j, 2)];
                 const RowProduct score = row_product(q, k, n), dp = row_product(g, v, n);
@@ -101,8 +114,8 @@ AttentionGradients reference_attention_backward(const Array<X>& dout, const Arra
                                         p_error * std::fabs(dp.value - d.value) + 3 * u * std::fabs(ds);
                 const double p_total = p_error + weight_roundoff * (p + p_error);
                 const double ds_total = ds_error + weight_roundoff * (std::fabs(ds) + ds_error);
-                // These are sums of T such products, which are then scaled.
-                const double sum_roundoff = (2 * s.sequence + 3) * u;
+                // These are sums of up to T H/K such products, which are then scaled.
+                const double sum_roundoff = (2.0 * s.sequence * s.group() + 3) * u;
                 const auto add = [&](std::int64_t to, const X* x, double weight, double weight_error) {
                     for (int c = 0; c < n; ++c) {
                         gradients.dqkv[to + c] += weight * to_float(x[c]);

@@ -18,12 +18,16 @@
 //   6  32 queries per warp: a key read from shared memory is used twice. Reads then take half of the tensor
 //      cores' time, not all of it. Masks only on the diagonal, longest tiles first, whole rows stored
 //      (attention_forward.cuh). With blocks of 256 threads, eight warps of 16 queries share the tile instead.
-// In variants 3 to 5 a thread or warp has a fixed share of a tile, so they have one block size.
+// With a window of W keys, a query sees W - W (W - 1) / (2 T) keys on average and not (T + 1) / 2; tiles
+// outside the window are skipped. If H/K query heads share a key head, keys and values are H/K times fewer
+// bytes, and the operations are the same. Variants 3 and 6 have windows; all have shared key heads. In
+// variants 3 to 5 a thread or warp has a fixed share of a tile, so they have one block size.
 #include "llmc/device/cuda/attention_forward.cuh"
 
 #include <optional>
 #include <vector>
 
+#include "dev/attention_backward_reference.h"
 #include "dev/attention_forward_reference.h"
 #include "dev/lab/lab.h"
 
@@ -31,10 +35,24 @@ namespace lab::attention_forward_variants {
 
 using namespace llmc::cuda;
 
+// ---- a head's place, from its number b H + h ----
+
+template <class X>
+__device__ HeadRows<X> head_of_qkv(const QueryKeyValue<X>& qkv, const AttentionSizes& s, int part, int head) {
+    const int b = head / s.heads, h = head % s.heads;
+    if (part == 0) return head_of(qkv.q, s, b, h);
+    return head_of(part == 1 ? qkv.k : qkv.v, s, b, s.key_head(h));
+}
+template <class X>
+__device__ HeadRows<X> head_of_out(X* out, const AttentionSizes& s, int head) {
+    return llmc::cuda::head_of_out(out, s, head / s.heads, head % s.heads);
+}
+
 // ---- 1: scores (B NH,T,T) in memory, a thread per row ----
 
 template <class X>
-__global__ void attention_scores_kernel1(float* scores, const X* qkv, AttentionSizes sizes, float scale) {
+__global__ void attention_scores_kernel1(float* scores, QueryKeyValue<const X> qkv, AttentionSizes sizes,
+                                         float scale) {
     const int row = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
     if (row >= sizes.all_heads() * sizes.sequence) return;
     const int head = row / sizes.sequence, query = row % sizes.sequence;
@@ -62,7 +80,8 @@ __global__ void attention_softmax_kernel1(float* scores, float* lse, AttentionSi
 }
 
 template <class X>
-__global__ void attention_values_kernel1(X* out, const float* scores, const X* qkv, AttentionSizes sizes) {
+__global__ void attention_values_kernel1(X* out, const float* scores, QueryKeyValue<const X> qkv,
+                                         AttentionSizes sizes) {
     const int row = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
     if (row >= sizes.all_heads() * sizes.sequence) return;
     const int head = row / sizes.sequence, query = row % sizes.sequence;
@@ -79,8 +98,8 @@ __global__ void attention_values_kernel1(X* out, const float* scores, const X* q
 // ---- 2: a warp does a query ----
 
 template <class X>
-__global__ void attention_forward_kernel2(X* out, float* lse, const X* qkv, AttentionSizes sizes,
-                                          float scale) {
+__global__ void attention_forward_kernel2(X* out, float* lse, QueryKeyValue<const X> qkv,
+                                          AttentionSizes sizes, float scale) {
     const int query = static_cast<int>((blockIdx.x * blockDim.x + threadIdx.x) / warp_threads);
     if (query >= sizes.sequence) return;
     const int head = static_cast<int>(blockIdx.y), lane = own_lane();
@@ -125,6 +144,7 @@ __global__ void attention_forward_kernel2(X* out, float* lse, const X* qkv, Atte
 // ---- 4 and 5: a block does 64 queries on tensor cores, a warp 16 ----
 
 inline constexpr int tile_rows = 64, tile_threads = 128;
+inline constexpr int no_window = 1 << 30;
 
 // Rows in the same order as in memory.
 template <int columns_>
@@ -159,7 +179,7 @@ struct Rows {
                                                      float scale) {
         const int row = own_warp() * 16;
         llmc::cuda::detail::multiply_queries(scores, queries, row, keys);
-        llmc::cuda::detail::hide_unseen(scores, first_query + row, first_key);
+        llmc::cuda::detail::hide_unseen(scores, first_query + row, first_key, no_window);
         float factors[1][2];
         softmax.raise(factors, scores, scale);
         llmc::cuda::detail::scale_rows(sums, factors);
@@ -196,7 +216,8 @@ struct Rows {
 
 template <int columns>
 __global__ void __launch_bounds__(tile_threads)
-    attention_forward_kernel4(bf16* out, float* lse, const bf16* qkv, AttentionSizes sizes, float scale) {
+    attention_forward_kernel4(bf16* out, float* lse, QueryKeyValue<const bf16> qkv, AttentionSizes sizes,
+                              float scale) {
     using AnyTile = PlainTile<columns>;
     SharedAllocator shared;
     const AnyTile queries{shared.take<bf16>(AnyTile::elements)}, keys{shared.take<bf16>(AnyTile::elements)},
@@ -220,7 +241,8 @@ __global__ void __launch_bounds__(tile_threads)
 
 template <int columns>
 __global__ void __launch_bounds__(tile_threads)
-    attention_forward_kernel5(bf16* out, float* lse, const bf16* qkv, AttentionSizes sizes, float scale) {
+    attention_forward_kernel5(bf16* out, float* lse, QueryKeyValue<const bf16> qkv, AttentionSizes sizes,
+                              float scale) {
     using AnyTile = Tile<tile_rows, columns>;
     SharedAllocator shared;
     const AnyTile queries{shared.take<bf16>(AnyTile::elements)}, keys{shared.take<bf16>(AnyTile::elements)},
@@ -254,9 +276,13 @@ template <class X>
 class AttentionForward : public Problem {
   public:
     AttentionForward(const Shape& shape, Draw& draw)
-        : sizes_{shape[0], static_cast<int>(shape[1]), static_cast<int>(shape[2]),
-                 static_cast<int>(shape[3])},
-          qkv_(3 * elements()),
+        : sizes_{shape[0],
+                 static_cast<int>(shape[1]),
+                 static_cast<int>(shape[2]),
+                 static_cast<int>(shape[3]),
+                 static_cast<int>(shape[4]),
+                 static_cast<int>(std::min(shape[5], shape[1]))},
+          qkv_(shape[0] * shape[1] * packed_row(sizes_)),
           out_(elements()),
           lse_(sizes_.all_heads() * sizes_.sequence) {
         draw.normal(qkv_, 1);
@@ -265,7 +291,7 @@ class AttentionForward : public Problem {
     void run(int variant, int block_size, const LaunchContext& on) override {
         const float scale = attention_scale(sizes_);
         X* out = out_.data();
-        const X* qkv = qkv_.data();
+        const QueryKeyValue<const X> qkv = packed_heads<const X>(qkv_.data(), sizes_);
         const int sequence = sizes_.sequence, warps = block_size / warp_threads;
         const auto heads = static_cast<unsigned>(sizes_.all_heads());
         const auto blocks = [](std::int64_t n, int a_block) {
@@ -324,36 +350,35 @@ class AttentionForward : public Problem {
     double bytes() const override {
         return static_cast<double>(qkv_.bytes()) + static_cast<double>(out_.bytes());
     }
-    double flops() const override { return 4.0 / 2 * static_cast<double>(elements()) * sizes_.sequence; }
+    double flops() const override { return 4.0 * sizes_.head_size * pairs_of(sizes_); }
 
   private:
     std::int64_t elements() const { return sizes_.all_heads() * sizes_.sequence * sizes_.head_size; }
 
-    // The index in qkv of an element, from the head's number
     std::int64_t at(std::int64_t head, int t, int part, int c) const {
-        const std::int64_t b = head / sizes_.heads, h = head % sizes_.heads;
-        return (((b * sizes_.sequence + t) * 3 + part) * sizes_.heads + h) * sizes_.head_size + c;
+        return qkv_index(sizes_, head, t, part) + c;
     }
 
     void compare_row(Comparison& comparison, std::int64_t head, int t) {
         const int columns = sizes_.head_size;
+        const int first = sizes_.first_key(t);
         const AttentionRow attention(
-            t + 1, columns, [&](int c) { return to_float(qkv_[at(head, t, 0, c)]); },
-            [&](int j, int c) { return to_float(qkv_[at(head, j, 1, c)]); });
+            t + 1 - first, columns, [&](int c) { return to_float(qkv_[at(head, t, 0, c)]); },
+            [&](int j, int c) { return to_float(qkv_[at(head, first + j, 1, c)]); });
 
         // A score has HS roundings, which tensor cores do by truncation (2 u each). The scale and the product
         // with it add 4. The difference from the maximum adds 2, and is up to twice as large as a score. The
         // differences between successive maxima add up to at most that, too. A power of two has 2 ulp (4 u).
         // Each 32 keys add one such power as a factor, and the product with it.
         constexpr double u = unit_roundoff<float>;
-        const double n = t + 1, largest_size = attention.largest_size();
+        const double n = t + 1 - first, largest_size = attention.largest_size();
         const double weight_error = std::expm1((2 * columns + 10) * u * largest_size + 5 * u * (n / 32 + 2));
         // The n roundings of the sum, that of the logarithm, and those of the maximum times ln 2.
         comparison.see("lse", head * sizes_.sequence + t, lse_[head * sizes_.sequence + t],
                        attention.log_sum_exp(), weight_error + n * u + 5 * u * (std::log(n) + largest_size));
         for (int c = 0; c < columns; ++c) {
             const auto [value, size] =
-                attention.output([&](int j) { return to_float(qkv_[at(head, j, 2, c)]); });
+                attention.output([&](int j) { return to_float(qkv_[at(head, first + j, 2, c)]); });
             // The weights and their sum have similar errors. In bf16, weights are rounded to bf16. Then come
             // the truncated sum of n terms, the sum of weights, and the division.
             const double rounding = std::is_same_v<X, bf16> ? unit_roundoff<bf16> : 0;
@@ -373,23 +398,34 @@ class AttentionForward : public Problem {
 
 const Registration registration({
     .name = "attention_forward",
-    .sizes = {"batch", "sequence", "heads", "head size"},
+    .sizes = {"batch", "sequence", "heads", "head size", "key heads", "window"},
     .variants = {{1, "a thread does a row of a (T,T) matrix in memory", {64, 256}},
                  {2, "a warp does a query, softmax kept up to date", {32, 128}},
                  {3, "tiles in shared memory, fp32", {256}},
                  {4, "tensor cores", {128}},
                  {5, "cp.async, no bank conflicts", {128}},
                  {6, "32 queries a warp, longest first", {128, 256}}},
-    .checked = {{1, 70, 1, 16}, {1, 1, 2, 64}, {2, 129, 2, 64}, {1, 66, 3, 128}, {1, 150, 1, 88}},
-    .timed = {{8, 1024, 12, 64}, {2, 4096, 12, 64}, {4, 1024, 16, 128}, {1, 4096, 16, 128}},
+    .checked = {{1, 70, 1, 16, 1, no_window},
+                {1, 1, 2, 64, 2, no_window},
+                {2, 129, 2, 64, 1, no_window},
+                {1, 66, 3, 128, 3, no_window},
+                {1, 150, 1, 88, 1, no_window},
+                {1, 150, 2, 24, 1, 35}},
+    .timed = {{8, 1024, 12, 64, 12, no_window},
+              {2, 4096, 12, 64, 12, no_window},
+              {4, 1024, 16, 128, 16, no_window},
+              {1, 4096, 16, 128, 16, no_window},
+              {1, 8192, 32, 128, 8, no_window},
+              {1, 8192, 32, 128, 8, 1024}},
     .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
     .takes =
         [](int variant, llmc::DType dtype, const Shape& shape) {
-            if (variant == 1 && shape[1] > 1024) return false;  // its matrix is too large
+            if (variant == 1 && shape[1] > 1024) return false;                      // its matrix is too large
+            if (shape[5] < shape[1] && variant != 3 && variant != 6) return false;  // has no windows
             return variant <= 3 || dtype == llmc::DType::bf16;
         },
     .make = make_problem<AttentionForward>,
-    .checked_for_races = {{1, 130, 1, 16}, {1, 130, 1, 128}},
+    .checked_for_races = {{1, 130, 1, 16, 1, no_window}, {1, 130, 1, 128, 1, no_window}},
 });
 
 }  // namespace lab::attention_forward_variants

@@ -35,16 +35,15 @@ class IdleOps final : public Ops {
     void swiglu_backward(T, T, T) override {}
     void relu_squared_forward(T, T) override {}
     void relu_squared_backward(T, T, T) override {}
-    void attention_forward(T, T, T) override {}
-    void attention_backward(T, T, T, T, T) override {}
-    void attention_cached_forward(T, T, T, std::int64_t) override {}
-    void rope(const Heads&, T, std::int64_t, bool) override {}
-    void head_norm_forward(const Heads&, T, const Heads&, T, float,
-                           const std::optional<SharedRows>&) override {}
-    void head_norm_sums(T, const Heads&) override {}
-    void head_norm_backward(const Heads&, T, const Heads&, const Heads&, T, T,
-                            const std::optional<SharedRows>&) override {}
-    void head_norm_backward_sums(T, const Heads&, const Heads&, T, T) override {}
+    using H = const Heads&;
+    void attention_forward(T, T, H, H, H, std::int64_t) override {}
+    void attention_backward(H, H, H, T, H, H, H, T, T, std::int64_t) override {}
+    void attention_cached_forward(T, T, H, H, H, std::int64_t, std::int64_t) override {}
+    void rope(H, T, std::int64_t, bool) override {}
+    void head_norm_forward(H, T, H, T, float, const std::optional<SharedRows>&) override {}
+    void head_norm_sums(T, H) override {}
+    void head_norm_backward(H, T, H, H, T, T, const std::optional<SharedRows>&) override {}
+    void head_norm_backward_sums(T, H, H, T, T) override {}
     using Terms = const ClassifierTerms&;
     void fused_classifier(T, T, T, std::int64_t, float, bool, Terms) override {}
     void classifier_statistics(T, T, T, std::int64_t, std::int64_t, Terms) override {}

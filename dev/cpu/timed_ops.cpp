@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <initializer_list>
 #include <memory>
@@ -33,10 +34,19 @@ double elements(const Heads& x) {
 }
 double bytes_of(const Heads& x) { return elements(x) * static_cast<double>(size_of(x.rows.dtype)); }
 
-// The floating-point operations of one product of causal attention, q k^T or p v: half of all pairs.
-double attention_product(const Tensor& qkv) {
-    const auto T = static_cast<double>(qkv.shape[1]);
-    return elements(qkv) / 3.0 * (T + 1.0);
+// The keys that rows [first, end) of a sequence see, all together.
+double pairs(std::int64_t first, std::int64_t end, std::int64_t window) {
+    // Row t sees t + 1 keys, but at most `window`.
+    const std::int64_t full = window == 0 ? end : std::clamp(window, first, end);
+    const auto short_rows = static_cast<double>(full - first), long_rows = static_cast<double>(end - full);
+    return short_rows * (static_cast<double>(first + full) + 1.0) / 2.0 +
+           long_rows * static_cast<double>(window);
+}
+
+// The floating-point operations of one product of causal attention, q k^T or p v, for an output (B,T,H,D).
+double attention_product(const Tensor& out, std::int64_t window) {
+    const std::int64_t T = out.shape[1];
+    return 2.0 * elements(out) / static_cast<double>(T) * pairs(0, T, window);
 }
 
 class TimedOps final : public Ops {
@@ -144,26 +154,32 @@ class TimedOps final : public Ops {
                 [&] { ops_.relu_squared_backward(din, dout, in); });
     }
 
-    void attention_forward(const Tensor& out, const Tensor& lse, const Tensor& qkv) override {
-        measure("attention_forward", qkv.dtype, 2 * attention_product(qkv), bytes_of({out, lse, qkv}),
-                [&] { ops_.attention_forward(out, lse, qkv); });
+    void attention_forward(const Tensor& out, const Tensor& lse, const Heads& q, const Heads& k,
+                           const Heads& v, std::int64_t window) override {
+        measure("attention_forward", out.dtype, 2 * attention_product(out, window),
+                bytes_of({out, lse}) + bytes_of(q) + bytes_of(k) + bytes_of(v),
+                [&] { ops_.attention_forward(out, lse, q, k, v, window); });
     }
-    void attention_backward(const Tensor& dqkv, const Tensor& dout, const Tensor& qkv, const Tensor& out,
-                            const Tensor& lse) override {
-        measure("attention_backward", qkv.dtype, 5 * attention_product(qkv),
-                bytes_of({dqkv, dout, qkv, out, lse}),
-                [&] { ops_.attention_backward(dqkv, dout, qkv, out, lse); });
+    void attention_backward(const Heads& dq, const Heads& dk, const Heads& dv, const Tensor& dout,
+                            const Heads& q, const Heads& k, const Heads& v, const Tensor& out,
+                            const Tensor& lse, std::int64_t window) override {
+        measure("attention_backward", out.dtype, 5 * attention_product(out, window),
+                bytes_of({dout, out, lse}) + bytes_of(dq) + bytes_of(dk) + bytes_of(dv) + bytes_of(q) +
+                    bytes_of(k) + bytes_of(v),
+                [&] { ops_.attention_backward(dq, dk, dv, dout, q, k, v, out, lse, window); });
     }
 
-    void attention_cached_forward(const Tensor& out, const Tensor& cache, const Tensor& qkv,
-                                  std::int64_t position) override {
-        const double C = elements(qkv) / 3.0 / static_cast<double>(qkv.shape[0]);
-        const auto n = static_cast<double>(qkv.shape[0]), keys = static_cast<double>(position) + n;
-        // The earlier rows of the cache are read, and the new ones written.
-        const double cached = 2 * C * keys * static_cast<double>(size_of(qkv.dtype));
-        measure("attention_cached_forward", qkv.dtype, 4 * C * n * (keys - (n - 1) / 2),
-                bytes_of({out, qkv}) + cached,
-                [&] { ops_.attention_cached_forward(out, cache, qkv, position); });
+    void attention_cached_forward(const Tensor& out, const Tensor& cache, const Heads& q, const Heads& k,
+                                  const Heads& v, std::int64_t position, std::int64_t window) override {
+        const std::int64_t n = out.shape[0];
+        const double per_pair = 4.0 * elements(out) / static_cast<double>(n);
+        // The earlier rows of the cache that the first row sees are read, and the new ones written.
+        const std::int64_t seen = window == 0 ? position : std::min(position, window - 1);
+        const double row = bytes_of({cache}) / static_cast<double>(cache.shape[0]);
+        measure(
+            "attention_cached_forward", out.dtype, per_pair * pairs(position, position + n, window),
+            bytes_of({out}) + bytes_of(q) + bytes_of(k) + bytes_of(v) + row * static_cast<double>(seen + n),
+            [&] { ops_.attention_cached_forward(out, cache, q, k, v, position, window); });
     }
 
     void rope(const Heads& x, const Tensor& angles, std::int64_t position, bool inverse) override {

@@ -5,7 +5,7 @@
 
 namespace lab {
 
-// For attention_forward and attention_backward at (B, T, NH, HS).
+// For attention_forward and attention_backward at (B, T, H, D, K, window).
 std::vector<Rival> cudnn_rivals(const std::string& operation, const std::vector<std::int64_t>& shape);
 
 }  // namespace lab

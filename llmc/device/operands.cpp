@@ -1,5 +1,7 @@
 #include "llmc/device/operands.h"
 
+#include <algorithm>
+
 namespace llmc {
 
 namespace {
@@ -48,13 +50,60 @@ MatmulSizes matmul_sizes(const Tensor& out, const Tensor& in, const Tensor& weig
     return {N, IC, OC};
 }
 
-HeadSizes attention_sizes(const Tensor& out, const Tensor& qkv, const Tensor& lse) {
-    check(qkv.shape.dimensions() == 5 && qkv.shape[2] == 3, "qkv is (B,T,3,NH,HS)");
-    const HeadSizes s{qkv.shape[0], qkv.shape[1], qkv.shape[3], qkv.shape[4]};
-    check_dtype(qkv, qkv.dtype, "qkv");
+// Checks `rows` rows with `count` heads of `size` elements.
+void check_heads(const Heads& heads, DType dtype, std::int64_t rows, std::int64_t count, std::int64_t size,
+                 std::string_view name) {
+    check_dtype(heads.rows, dtype, name);
+    const Shape& shape = heads.rows.shape;
+    const std::int64_t row = shape.dimensions() > 0 ? shape.last() : 0;
+    if (heads.count != count || heads.size != size) {
+        programming_error(fmt::format("{} has {} heads of {} elements, not {} of {}", name, heads.count,
+                                      heads.size, count, size));
+    }
+    if (heads.first < 0 || heads.first + count * size > row || heads.rows.elements() != rows * row) {
+        programming_error(
+            fmt::format("{}: {} heads of {} elements from element {} on do not lie in {} rows "
+                        "of a tensor {}",
+                        name, count, size, heads.first, rows, to_string(shape)));
+    }
+}
+
+// Checks q, k and v, or their gradients.
+void check_query_key_value(const Heads& q, const Heads& k, const Heads& v, DType dtype, std::int64_t rows,
+                           std::int64_t heads, std::int64_t key_heads, std::int64_t size) {
+    check_heads(q, dtype, rows, heads, size, "q");
+    check_heads(k, dtype, rows, key_heads, size, "k");
+    check_heads(v, dtype, rows, key_heads, size, "v");
+}
+
+// The number of key heads, which divides that of the query heads.
+std::int64_t key_heads_of(const Heads& k, std::int64_t heads) {
+    check(k.count > 0 && heads % k.count == 0, "the number of key heads divides that of the query heads");
+    return k.count;
+}
+
+// A window of 0, and one that is longer than the sequence, hide nothing.
+std::int64_t keys_seen(std::int64_t window, std::int64_t sequence) {
+    check(window >= 0, "a window is a number of keys, or 0 for all");
+    return window == 0 ? sequence : std::min(window, sequence);
+}
+
+HeadSizes attention_sizes(const Tensor& out, const Tensor& lse, const Heads& q, const Heads& k,
+                          const Heads& v, std::int64_t window) {
+    check(out.shape.dimensions() == 4, "the output of attention is (B,T,H,D)");
+    HeadSizes s{out.shape[0], out.shape[1], out.shape[2], out.shape[3]};
+    s.key_heads = key_heads_of(k, s.heads);
+    s.window = keys_seen(window, s.sequence);
+    check_dtype(out, q.rows.dtype, "out");
     check_tensor(lse, DType::fp32, {s.batch, s.heads, s.sequence}, "lse");
-    check_tensor(out, qkv.dtype, {s.batch, s.sequence, s.heads, s.head_size}, "out");
+    check_query_key_value(q, k, v, out.dtype, s.batch * s.sequence, s.heads, s.key_heads, s.head_size);
     return s;
+}
+
+// Whether both are heads in the same rows, and some elements belong to both.
+bool overlap(const Heads& a, const Heads& b) {
+    return a.rows.data == b.rows.data && a.first < b.first + b.count * b.size &&
+           b.first < a.first + a.count * a.size;
 }
 
 // Only the first `columns` columns of the logits count.
@@ -173,26 +222,32 @@ RowSizes swiglu_backward_sizes(const Tensor& din, const Tensor& dout, const Tens
     return s;
 }
 
-HeadSizes attention_forward_sizes(const Tensor& out, const Tensor& lse, const Tensor& qkv) {
-    return attention_sizes(out, qkv, lse);
+HeadSizes attention_forward_sizes(const Tensor& out, const Tensor& lse, const Heads& q, const Heads& k,
+                                  const Heads& v, std::int64_t window) {
+    return attention_sizes(out, lse, q, k, v, window);
 }
 
-HeadSizes attention_backward_sizes(const Tensor& dqkv, const Tensor& dout, const Tensor& qkv,
-                                   const Tensor& out, const Tensor& lse) {
-    const HeadSizes s = attention_sizes(out, qkv, lse);
-    check_tensor(dqkv, qkv.dtype, qkv.shape, "dqkv");
-    check_tensor(dout, qkv.dtype, out.shape, "dout");
+HeadSizes attention_backward_sizes(const Heads& dq, const Heads& dk, const Heads& dv, const Tensor& dout,
+                                   const Heads& q, const Heads& k, const Heads& v, const Tensor& out,
+                                   const Tensor& lse, std::int64_t window) {
+    const HeadSizes s = attention_sizes(out, lse, q, k, v, window);
+    check_tensor(dout, out.dtype, out.shape, "dout");
+    check_query_key_value(dq, dk, dv, out.dtype, s.batch * s.sequence, s.heads, s.key_heads, s.head_size);
+    check(!overlap(dq, dk) && !overlap(dq, dv) && !overlap(dk, dv), "the gradients have places of their own");
     return s;
 }
 
-CachedHeadSizes attention_cached_forward_sizes(const Tensor& out, const Tensor& cache, const Tensor& qkv,
-                                               std::int64_t position) {
-    check(qkv.shape.dimensions() == 4 && qkv.shape[1] == 3, "qkv is (n,3,NH,HS)");
-    check(cache.shape.dimensions() == 4, "the cache is (T,2,NH,HS)");
-    const CachedHeadSizes s{qkv.shape[0], cache.shape[0], qkv.shape[2], qkv.shape[3]};
-    check_dtype(qkv, qkv.dtype, "qkv");
-    check_tensor(cache, qkv.dtype, {s.capacity, 2, s.heads, s.head_size}, "cache");
-    check_tensor(out, qkv.dtype, {s.rows, s.heads, s.head_size}, "out");
+CachedHeadSizes attention_cached_forward_sizes(const Tensor& out, const Tensor& cache, const Heads& q,
+                                               const Heads& k, const Heads& v, std::int64_t position,
+                                               std::int64_t window) {
+    check(out.shape.dimensions() == 3, "the output of attention is (n,H,D)");
+    check(cache.shape.dimensions() == 4, "the cache is (T,2,K,D)");
+    CachedHeadSizes s{out.shape[0], cache.shape[0], out.shape[1], out.shape[2]};
+    s.key_heads = key_heads_of(k, s.heads);
+    s.window = keys_seen(window, s.capacity);
+    check_dtype(out, q.rows.dtype, "out");
+    check_tensor(cache, out.dtype, {s.capacity, 2, s.key_heads, s.head_size}, "cache");
+    check_query_key_value(q, k, v, out.dtype, s.rows, s.heads, s.key_heads, s.head_size);
     check(position >= 0 && position + s.rows <= s.capacity, "the cache has room for the rows");
     return s;
 }

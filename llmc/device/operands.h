@@ -13,6 +13,7 @@
 
 #include "llmc/core/error.h"
 #include "llmc/core/tensor.h"
+#include "llmc/device/heads.h"
 #include "llmc/device/ops.h"
 
 namespace llmc {
@@ -98,20 +99,28 @@ MatmulSizes matmul_backward_sizes(const Tensor& din, const Tensor& dweight, cons
 RowSizes swiglu_forward_sizes(const Tensor& out, const Tensor& in);
 RowSizes swiglu_backward_sizes(const Tensor& din, const Tensor& dout, const Tensor& in);
 
+// The sizes of attention. `window` is the number of keys that a row sees at most, at least 1.
 struct HeadSizes {
     std::int64_t batch, sequence, heads, head_size;
+    std::int64_t key_heads = heads;
+    std::int64_t window = sequence;  // hides nothing
     auto operator<=>(const HeadSizes&) const = default;
 };
-HeadSizes attention_forward_sizes(const Tensor& out, const Tensor& lse, const Tensor& qkv);
-HeadSizes attention_backward_sizes(const Tensor& dqkv, const Tensor& dout, const Tensor& qkv,
-                                   const Tensor& out, const Tensor& lse);
+HeadSizes attention_forward_sizes(const Tensor& out, const Tensor& lse, const Heads& q, const Heads& k,
+                                  const Heads& v, std::int64_t window);
+HeadSizes attention_backward_sizes(const Heads& dq, const Heads& dk, const Heads& dv, const Tensor& dout,
+                                   const Heads& q, const Heads& k, const Heads& v, const Tensor& out,
+                                   const Tensor& lse, std::int64_t window);
 
 // `rows` is the number of new rows, `capacity` the most rows that the cache holds.
 struct CachedHeadSizes {
     std::int64_t rows, capacity, heads, head_size;
+    std::int64_t key_heads = heads;
+    std::int64_t window = capacity;
 };
-CachedHeadSizes attention_cached_forward_sizes(const Tensor& out, const Tensor& cache, const Tensor& qkv,
-                                               std::int64_t position);
+CachedHeadSizes attention_cached_forward_sizes(const Tensor& out, const Tensor& cache, const Heads& q,
+                                               const Heads& k, const Heads& v, std::int64_t position,
+                                               std::int64_t window);
 
 // The rows and the columns of the logits.
 RowSizes classifier_sizes(const Tensor& logits, const Tensor& losses, const Tensor& targets,

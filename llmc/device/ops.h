@@ -12,9 +12,10 @@
 // - An operand marked [optional] may be an empty Tensor.
 // - Deterministic: the same call with the same shapes and threads gives the same bits.
 // - A device may require 16-byte alignment: tensors of X begin at multiples of 16 bytes, and so do their rows
-//   (C, OC, IC or Vp elements; for GELU all elements count as one row). It may also require that HS is a
-//   multiple of 8 up to 128, and that AdamW's segments consist of whole groups of 4 elements. `sum` and the
-//   elementwise operations take any number of elements at any address.
+//   (C, OC, IC or Vp elements; for GELU all elements count as one row). Then the heads of attention begin at
+//   such addresses, too. A device may also require that the head size is a multiple of 8 up to 128, and that
+//   AdamW's segments consist of whole groups of 4 elements. `sum` and the elementwise operations take any
+//   number of elements at any address.
 // - Shapes are checked; a wrong one is a ProgrammingError. So is a token or target that is not a row of its
 //   table.
 #pragma once
@@ -74,8 +75,11 @@ struct WorkspaceRequest {
     DType dtype;
     std::int64_t vocabulary = 0;  // padded
     std::int64_t head_size = 0;   // 0: channels / heads
+    std::int64_t key_heads = 0;   // heads of keys and values of attention; 0: `heads`
+    std::int64_t window = 0;      // the most keys that a row sees; 0: no limit
 
     std::int64_t size_of_head() const { return head_size > 0 ? head_size : channels / heads; }
+    std::int64_t heads_of_keys() const { return key_heads > 0 ? key_heads : heads; }
 };
 
 // The rows of heads that several tensor-parallel ranks share. Each rank has some elements of every row.
@@ -197,24 +201,37 @@ class Ops {
     // In bf16, the exponentials and ds below may be rounded to bf16 before they are multiplied by v, dout, k
     // or q. The sum of the exponentials uses unrounded ones.
 
-    // With q, k, v = qkv[:,:,0..2], for each b, head, and t:
-    //   s_j = q_t . k_j / sqrt(HS), j <= t;  lse_t = ln sum_j exp(s_j);  out_t = sum_j exp(s_j - lse_t) v_j
-    //   out X (B,T,NH,HS), lse fp32 (B,NH,T), qkv X (B,T,3,NH,HS), read in place
-    virtual void attention_forward(const Tensor& out, const Tensor& lse, const Tensor& qkv) = 0;
-    // With p_tj = exp(s_tj - lse_t), D_t = dout_t . out_t:
-    //   dv_j = sum_t p_tj dout_t;  ds_tj = p_tj (dout_t . v_j - D_t);
-    //   dq_t = sum_j ds_tj k_j / sqrt(HS);  dk_j = sum_t ds_tj q_t / sqrt(HS)
-    //   dqkv X (B,T,3,NH,HS), dout, out X (B,T,NH,HS), lse fp32 (B,NH,T), qkv X (B,T,3,NH,HS)
-    virtual void attention_backward(const Tensor& dqkv, const Tensor& dout, const Tensor& qkv,
-                                    const Tensor& out, const Tensor& lse) = 0;
+    // q, k and v are Heads (heads.h): they lie in rows of tensors X (B,T,...), N = B*T rows. Each may have a
+    // tensor of its own, or all may lie in one. There are H query heads, and K key heads with their values; K
+    // divides H. Query head h attends to key head h K / H, rounded down, so H/K neighbors share one. D is the
+    // head size.
+    //
+    // Row t sees key j if t - window < j <= t. With `window` 0, it sees all j <= t.
+
+    // For each b, query head, and t, with the sums over the keys that t sees:
+    //   s_j = q_t . k_j / sqrt(D);  lse_t = ln sum_j exp(s_j);  out_t = sum_j exp(s_j - lse_t) v_j
+    //   out X (B,T,H,D), lse fp32 (B,H,T), q of H heads, k and v of K heads, read in place
+    virtual void attention_forward(const Tensor& out, const Tensor& lse, const Heads& q, const Heads& k,
+                                   const Heads& v, std::int64_t window = 0) = 0;
+    // With p_tj = exp(s_tj - lse_t), D_t = dout_t . out_t, and ds_tj = p_tj (dout_t . v_j - D_t) for the keys
+    // that t sees:
+    //   dq_t = sum_j ds_tj k_j / sqrt(D);  dk_j = sum_t ds_tj q_t / sqrt(D);  dv_j = sum_t p_tj dout_t
+    // dk and dv also sum over the query heads of their key head, in the order of these heads.
+    //   dq, dk, dv: heads as q, k, v, in rows of one tensor or of several. The other elements of these rows
+    //   are not changed. dout, out X (B,T,H,D), lse fp32 (B,H,T), q, k, v, window as above
+    virtual void attention_backward(const Heads& dq, const Heads& dk, const Heads& dv, const Tensor& dout,
+                                    const Heads& q, const Heads& k, const Heads& v, const Tensor& out,
+                                    const Tensor& lse, std::int64_t window = 0) = 0;
 
     // Attention of n new rows. The cache holds the keys and values of the earlier rows of their sequence.
-    // With P = position, k_j, v_j = cache[j,0..1] and q_i = qkv[i,0], for each head and i = 0 ... n-1:
-    //   cache[P+i,0..1] = qkv[i,1..2];  s_j = q_i . k_j / sqrt(HS), j <= P+i;
+    // With P = position and k_j, v_j = cache[j,0..1], for each query head, i = 0 ... n-1, and the keys that
+    // row P+i sees:
+    //   cache[P+i,0] = k[i], cache[P+i,1] = v[i];  s_j = q[i] . k_j / sqrt(D);
     //   out_i = sum_j exp(s_j) v_j / sum_j exp(s_j)
-    //   out X (n,NH,HS); cache X (T,2,NH,HS) in place, its first P rows filled; qkv X (n,3,NH,HS); P + n <= T
-    virtual void attention_cached_forward(const Tensor& out, const Tensor& cache, const Tensor& qkv,
-                                          std::int64_t position) = 0;
+    //   out X (n,H,D); cache X (T,2,K,D) in place, its first P rows filled; q, k, v: n rows; P + n <= T
+    virtual void attention_cached_forward(const Tensor& out, const Tensor& cache, const Heads& q,
+                                          const Heads& k, const Heads& v, std::int64_t position,
+                                          std::int64_t window = 0) = 0;
 
     // ---- heads ----
     //

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "llmc/device/packed_heads.h"
 #include "llmc/model/operation.h"
 
 namespace llmc {
@@ -224,12 +225,21 @@ const Operation attention_row{
     .name = "attention",
     .forward =
         [](Calls& c) {
-            c.call("attention_forward", run_op<&Ops::attention_forward>,
+            c.call("attention_forward",
+                   [](const Running& r, const Tensor* t) {
+                       const auto [q, k, v] = packed_heads(t[2]);
+                       r.ops.attention_forward(t[0], t[1], q, k, v);
+                   },
                    {c.output(0), c.output(1), c.read(0)});
         },
     .backward =
         [](Calls& c) {
-            c.call("attention_backward", run_op<&Ops::attention_backward>,
+            c.call("attention_backward",
+                   [](const Running& r, const Tensor* t) {
+                       const auto [dq, dk, dv] = packed_heads(t[0]);
+                       const auto [q, k, v] = packed_heads(t[2]);
+                       r.ops.attention_backward(dq, dk, dv, t[1], q, k, v, t[3], t[4]);
+                   },
                    {c.make_gradient(0), c.gradient(0).for_input(), c.read(0).for_input(),
                     c.output(0, Access::read).for_input(), c.output(1, Access::read).for_input()});
         },
@@ -241,8 +251,8 @@ const Operation attention_row{
                        // The number of new rows, or of all rows.
                        const std::int64_t made = t[2].shape[1];
                        const Shape heads{t[1].shape[2], t[1].shape[3]};
-                       r.ops.attention_cached_forward(t[0].view(Shape{made} + heads), t[1],
-                                                      t[2].view(Shape{made, 3} + heads),
+                       const auto [q, k, v] = packed_heads(t[2]);
+                       r.ops.attention_cached_forward(t[0].view(Shape{made} + heads), t[1], q, k, v,
                                                       r.rows.position + r.rows.count - made);
                    },
                    {c.output(0), c.cache({qkv[1], 2, qkv[3], qkv[4]}), c.read(0)});

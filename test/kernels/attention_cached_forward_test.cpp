@@ -1,6 +1,7 @@
 // The kernel of attention with a cache, compared with the CPU device.
 #include "llmc/device/cuda/attention_cached_forward.cuh"
 #include "llmc/core/error.h"
+#include "llmc/device/packed_heads.h"
 #include "test/kernels/kernel_test.h"
 
 namespace kernel_test {
@@ -9,12 +10,13 @@ namespace {
 using llmc::cuda::CachedAttentionSizes;
 
 // Heads of up to 32, 64 and 128 channels, both whole and with one chunk. Some have fewer keys than a warp's
-// groups take, some more than the block has in flight.
-const std::vector<CachedAttentionSizes> cached_shapes = {{1, 70, 2, 24},  {1, 0, 1, 64},  {3, 0, 1, 8},
-                                                         {1, 300, 1, 64}, {5, 33, 2, 72}, {2, 127, 1, 128},
-                                                         {1, 40, 3, 32}};
+// groups take, some more than the block has in flight. Then key heads that query heads share, and windows.
+const std::vector<CachedAttentionSizes> cached_shapes = {
+    {1, 70, 2, 24},    {1, 0, 1, 64},       {3, 0, 1, 8},          {1, 300, 1, 64},
+    {5, 33, 2, 72},    {2, 127, 1, 128},    {1, 40, 3, 32},        {3, 40, 4, 24, 2},
+    {2, 70, 3, 64, 1}, {3, 20, 2, 8, 1, 1}, {4, 90, 2, 72, 2, 37}, {2, 30, 2, 16, 1, 100}};
 const std::vector<CachedAttentionSizes> cached_shapes_for_races = {
-    {2, 70, 1, 24}, {2, 5, 1, 64}, {2, 30, 1, 120}};
+    {2, 70, 1, 24}, {2, 5, 1, 64}, {2, 30, 1, 120}, {2, 40, 2, 24, 1, 30}};
 
 constexpr int unused_rows = 2;  // rows of the cache after the new ones
 
@@ -23,8 +25,8 @@ struct Cached {
     explicit Cached(const CachedAttentionSizes& s)
         : sizes(s),
           cache(2 * capacity() * channels()),
-          qkv(3 * s.rows * channels()),
-          out(s.rows * channels()) {}
+          qkv(s.rows * row()),
+          out(std::int64_t{s.rows} * s.heads * s.head_size) {}
 
     void draw(Draw& draw, double deviation) {
         draw.normal(cache, deviation);
@@ -35,24 +37,31 @@ struct Cached {
         qkv.copy_from(other.qkv);
     }
     void run(const LaunchContext& on) {
-        llmc::cuda::attention_cached_forward(on, out.data(), cache.data(), qkv.data(), sizes);
+        llmc::cuda::attention_cached_forward(
+            on, out.data(), cache.data(),
+            llmc::cuda::packed_heads<const X>(qkv.data(), sizes.heads, sizes.key_heads, sizes.head_size),
+            sizes);
         synchronize();
     }
     void run_on_cpu() {
-        const std::int64_t n = sizes.rows, nh = sizes.heads, hs = sizes.head_size;
+        const std::int64_t n = sizes.rows, h = sizes.heads, kept = sizes.key_heads, d = sizes.head_size;
         const std::size_t bytes =
-            cpu().workspace_bytes({1, capacity(), nh * hs, nh, nh * hs, 1, llmc::DType::fp32});
+            cpu().workspace_bytes({1, capacity(), h * d, h, h * d, 1, llmc::DType::fp32});
         Array<float> workspace(static_cast<std::int64_t>(bytes / sizeof(float)));
         cpu().set_workspace(tensor(workspace, {workspace.size()}));
-        cpu().attention_cached_forward(tensor(out, {n, nh, hs}), tensor(cache, {capacity(), 2, nh, hs}),
-                                       tensor(qkv, {n, 3, nh, hs}), sizes.position);
+        const auto [q, k, v] = llmc::packed_heads(tensor(qkv, {n, row()}), h, kept, d);
+        cpu().attention_cached_forward(tensor(out, {n, h, d}), tensor(cache, {capacity(), 2, kept, d}), q, k,
+                                       v, sizes.position, sizes.window);
         cpu().set_workspace({});
     }
     std::int64_t capacity() const { return sizes.position + sizes.rows + unused_rows; }
-    std::int64_t channels() const { return std::int64_t{sizes.heads} * sizes.head_size; }
-    // Key (part 0) or value (part 1) of a row in the cache.
+    // Elements of a row of the cache's keys.
+    std::int64_t channels() const { return std::int64_t{sizes.key_heads} * sizes.head_size; }
+    std::int64_t row() const { return std::int64_t{sizes.heads} * sizes.head_size + 2 * channels(); }
+    // Key (part 0) or value (part 1) that query head `head` reads in a row of the cache.
     double kept(int row, int part, int head, int c) const {
-        return to_float(cache[(2 * row + part) * channels() + head * sizes.head_size + c]);
+        const std::int64_t key_head = head * sizes.key_heads / sizes.heads;
+        return to_float(cache[(2 * row + part) * channels() + key_head * sizes.head_size + c]);
     }
 
     CachedAttentionSizes sizes;
@@ -67,12 +76,11 @@ void compare(Comparison& comparison, const Cached<X>& got, const Cached<X>& want
         comparison.see_equal("cache", i, to_float(got.cache[i]), to_float(wanted.cache[i]));
     for (int row = 0; row < s.rows; ++row) {
         for (int head = 0; head < s.heads; ++head) {
-            const int keys = s.position + row + 1;
+            const int end = s.position + row + 1, first = std::max(0, end - s.window);
             double query = 0, longest_key = 0;
             for (int c = 0; c < s.head_size; ++c)
-                query +=
-                    std::pow(to_float(wanted.qkv[3 * row * wanted.channels() + head * s.head_size + c]), 2);
-            for (int j = 0; j < keys; ++j) {
+                query += std::pow(to_float(wanted.qkv[row * wanted.row() + head * s.head_size + c]), 2);
+            for (int j = first; j < end; ++j) {
                 double key = 0;
                 for (int c = 0; c < s.head_size; ++c) key += std::pow(wanted.kept(j, 0, head, c), 2);
                 longest_key = std::max(longest_key, std::sqrt(key));
@@ -81,13 +89,13 @@ void compare(Comparison& comparison, const Cached<X>& got, const Cached<X>& want
             // rounded to bf16. A weight's error comes from its score: HS roundings, some of the scale, and
             // some of the difference from the maximum. It also comes from a factor for each new maximum, at
             // most one per key.
-            const double n = keys, score = std::sqrt(query) * longest_key / std::sqrt(s.head_size);
+            const double n = end - first, score = std::sqrt(query) * longest_key / std::sqrt(s.head_size);
             const double weight_error = std::expm1((s.head_size + 10) * u * score + 5 * u * (n + 8));
             for (int c = 0; c < s.head_size; ++c) {
                 double largest = 0;
-                for (int j = 0; j < keys; ++j)
+                for (int j = first; j < end; ++j)
                     largest = std::max(largest, std::fabs(wanted.kept(j, 1, head, c)));
-                const std::int64_t i = row * wanted.channels() + head * s.head_size + c;
+                const std::int64_t i = (std::int64_t{row} * s.heads + head) * s.head_size + c;
                 const double error = largest * (2 * weight_error + (3 * n + 4) * u);
                 const double expected = to_float(wanted.out[i]);
                 comparison.see("out", i, to_float(got.out[i]), expected, twice_rounded<X>(expected, error));
@@ -115,8 +123,9 @@ void check_cached(const std::vector<CachedAttentionSizes>& all, double deviation
             Comparison comparison;
             compare(comparison, got, wanted);
             EXPECT_TRUE(comparison.good())
-                << sizes.rows << " rows behind " << sizes.position << ", HS=" << sizes.head_size << " sm_"
-                << on.chip.architecture << ": " << comparison.first_failure();
+                << sizes.rows << " rows behind " << sizes.position << ", D=" << sizes.head_size
+                << " K=" << sizes.key_heads << " window=" << sizes.window << " sm_" << on.chip.architecture
+                << ": " << comparison.first_failure();
         }
     }
 }

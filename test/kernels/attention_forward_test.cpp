@@ -1,6 +1,7 @@
 // Attention's forward kernels against the CPU device.
 #include "llmc/device/cuda/attention_forward.cuh"
 #include "llmc/core/error.h"
+#include "llmc/device/packed_heads.h"
 #include "test/kernels/kernel_test.h"
 
 namespace kernel_test {
@@ -9,39 +10,91 @@ namespace {
 using llmc::cuda::AttentionSizes;
 
 // Tiles of 64 keys and of 64 or 128 queries, padded to 64 or 128 columns: whole ones, and with an extra row
-// or chunk.
-const std::vector<AttentionSizes> attention_shapes = {{1, 70, 1, 24},  {1, 1, 1, 64},  {1, 129, 2, 64},
-                                                      {1, 64, 1, 64},  {2, 65, 1, 8},  {1, 128, 1, 128},
-                                                      {1, 193, 1, 72}, {2, 33, 2, 120}};
-const std::vector<AttentionSizes> attention_shapes_for_races = {{1, 70, 1, 24}, {1, 66, 1, 72}};
+// or chunk. Then key heads that query heads share, and windows: of one key, within a tile, across tiles, of
+// whole tiles, and as long as the sequence.
+const std::vector<AttentionSizes> attention_shapes = {
+    {1, 70, 1, 24},         {1, 1, 1, 64},         {1, 129, 2, 64},       {1, 64, 1, 64},
+    {2, 65, 1, 8},          {1, 128, 1, 128},      {1, 193, 1, 72},       {2, 33, 2, 120},
+    {2, 40, 4, 16, 2},      {1, 70, 3, 128, 1},    {1, 140, 1, 24, 1, 1}, {1, 200, 2, 64, 1, 67},
+    {1, 193, 1, 72, 1, 64}, {1, 190, 1, 16, 1, 9}, {1, 66, 2, 8, 2, 66}};
+const std::vector<AttentionSizes> attention_shapes_for_races = {
+    {1, 70, 1, 24}, {1, 66, 1, 72}, {1, 140, 2, 24, 1, 40}};
+
+// The places of q, k and v: one after the other in rows of one tensor, or each in a tensor of its own,
+// between elements of others.
+enum class Places { packed, apart };
 
 template <class X>
 struct Attention {
-    explicit Attention(const AttentionSizes& s)
-        : sizes(s), qkv(3 * elements()), out(elements()), lse(s.all_heads() * s.sequence) {}
+    explicit Attention(const AttentionSizes& s, Places where = Places::packed)
+        : sizes(s),
+          places(where),
+          q(rows() * row_of_q()),
+          k(rows() * row_of_k()),
+          v(rows() * row_of_v()),
+          out(rows() * s.heads * s.head_size),
+          lse(s.all_heads() * s.sequence) {}
 
+    void draw(Draw& draw, double deviation) {
+        for (Array<X>* array : {&q, &k, &v}) draw.normal(*array, deviation);
+    }
+    void copy_inputs_from(const Attention& other) {
+        q.copy_from(other.q);
+        k.copy_from(other.k);
+        v.copy_from(other.v);
+    }
     void run(const LaunchContext& on) {
-        llmc::cuda::attention_forward(on, out.data(), lse.data(), qkv.data(), sizes);
+        llmc::cuda::attention_forward(on, out.data(), lse.data(), heads(), sizes);
         synchronize();
     }
+    llmc::cuda::QueryKeyValue<const X> heads() const {
+        if (places == Places::packed) return llmc::cuda::packed_heads(q.data(), sizes);
+        return {{q.data() + 16, to_int(row_of_q())},
+                {k.data(), to_int(row_of_k())},
+                {v.data() + 8, to_int(row_of_v())}};
+    }
     void run_on_cpu() {
-        const std::int64_t b = sizes.batch, t = sizes.sequence, nh = sizes.heads, hs = sizes.head_size;
-        const std::size_t bytes = cpu().workspace_bytes({b, t, nh * hs, nh, nh * hs, 1, llmc::DType::fp32});
+        const std::int64_t b = sizes.batch, t = sizes.sequence, h = sizes.heads, d = sizes.head_size;
+        const std::size_t bytes = cpu().workspace_bytes({b, t, h * d, h, h * d, 1, llmc::DType::fp32, 0, d});
         Array<float> workspace(static_cast<std::int64_t>(bytes / sizeof(float)));
         cpu().set_workspace(tensor(workspace, {workspace.size()}));
-        cpu().attention_forward(tensor(out, {b, t, nh, hs}), tensor(lse, {b, nh, t}),
-                                tensor(qkv, {b, t, 3, nh, hs}));
+        const std::int64_t kept = sizes.key_heads;
+        const llmc::Tensor rows_of_q = tensor(q, {rows(), row_of_q()});
+        const llmc::PackedHeads all = places == Places::packed
+                                          ? llmc::packed_heads(rows_of_q, h, kept, d)
+                                          : llmc::PackedHeads{{rows_of_q, 16, h, d},
+                                                              {tensor(k, {rows(), row_of_k()}), 0, kept, d},
+                                                              {tensor(v, {rows(), row_of_v()}), 8, kept, d}};
+        cpu().attention_forward(tensor(out, {b, t, h, d}), tensor(lse, {b, h, t}), all.q, all.k, all.v,
+                                sizes.window);
         cpu().set_workspace({});
     }
-    std::int64_t elements() const { return sizes.all_heads() * sizes.sequence * sizes.head_size; }
+    // An element of query head `head`, or of the keys (1) or values (2) that it reads.
     double part(std::int64_t head, int t, int which, int c) const {
         const std::int64_t b = head / sizes.heads, h = head % sizes.heads;
-        return to_float(
-            qkv[(((b * sizes.sequence + t) * 3 + which) * sizes.heads + h) * sizes.head_size + c]);
+        const std::int64_t place = (which == 0 ? h : h * sizes.key_heads / sizes.heads) * sizes.head_size + c;
+        const auto all = heads();
+        const auto& of_part = which == 0 ? all.q : which == 1 ? all.k : all.v;
+        return to_float(of_part.first[(b * sizes.sequence + t) * of_part.stride + place]);
     }
 
+    std::int64_t rows() const { return sizes.batch * sizes.sequence; }
+    std::int64_t row_of_q() const {
+        const std::int64_t heads = sizes.heads + (places == Places::packed ? 2 * sizes.key_heads : 0);
+        return heads * sizes.head_size + (places == Places::packed ? 0 : 24);
+    }
+    // Packed rows leave these arrays with one element per row, which nothing reads.
+    std::int64_t row_of_k() const {
+        return places == Places::packed ? 1 : std::int64_t{sizes.key_heads} * sizes.head_size + 8;
+    }
+    std::int64_t row_of_v() const {
+        return places == Places::packed ? 1 : std::int64_t{sizes.key_heads} * sizes.head_size + 16;
+    }
+    static int to_int(std::int64_t n) { return static_cast<int>(n); }
+
     AttentionSizes sizes;
-    Array<X> qkv, out;
+    Places places;
+    Array<X> q, k, v, out;
     Array<float> lse;
 };
 
@@ -66,7 +119,8 @@ void compare(Comparison& comparison, const Attention<X>& got, const Attention<X>
             // from the scale, and a few from the difference to the maximum, which is up to twice `score`. A
             // power has an error of 2 ulp. So has each factor of a new maximum; there is at most one per 32
             // keys.
-            const double n = t + 1, score = std::sqrt(query) * longest_key / std::sqrt(s.head_size);
+            const double n = std::min(t + 1, s.window),
+                         score = std::sqrt(query) * longest_key / std::sqrt(s.head_size);
             const double weight_error = std::expm1((2 * s.head_size + 10) * u * score + 5 * u * (n / 32 + 2));
             const std::int64_t row = head * s.sequence + t;
             comparison.see("lse", row, got.lse[row], wanted.lse[row],
@@ -94,19 +148,20 @@ class AttentionForward : public Kernels<X> {};
 TYPED_TEST_SUITE(AttentionForward, Dtypes);
 
 template <class X>
-void check_forward(const std::vector<AttentionSizes>& all, double deviation) {
+void check_forward(const std::vector<AttentionSizes>& all, double deviation, Places places = Places::packed) {
     for (const AttentionSizes& sizes : all) {
         Draw draw(seed());
-        Attention<X> wanted(sizes);
-        draw.normal(wanted.qkv, deviation);
+        Attention<X> wanted(sizes, places);
+        wanted.draw(draw, deviation);
         wanted.run_on_cpu();
         for (const auto& on : contexts_of_all_tilings()) {
-            Attention<X> got(sizes);
-            got.qkv.copy_from(wanted.qkv);
+            Attention<X> got(sizes, places);
+            got.copy_inputs_from(wanted);
             got.run(on);
             Comparison comparison;
             compare(comparison, got, wanted);
-            EXPECT_TRUE(comparison.good()) << "T=" << sizes.sequence << " HS=" << sizes.head_size << " sm_"
+            EXPECT_TRUE(comparison.good()) << "T=" << sizes.sequence << " D=" << sizes.head_size
+                                           << " K=" << sizes.key_heads << " window=" << sizes.window << " sm_"
                                            << on.chip.architecture << ": " << comparison.first_failure();
         }
     }
@@ -114,6 +169,9 @@ void check_forward(const std::vector<AttentionSizes>& all, double deviation) {
 
 TYPED_TEST(AttentionForward, OrdinaryScores) {
     check_forward<TypeParam>(shapes(attention_shapes, attention_shapes_for_races), 1);
+}
+TYPED_TEST(AttentionForward, HeadsInTensorsOfTheirOwn) {
+    check_forward<TypeParam>({{2, 70, 4, 24, 2, 40}, {1, 40, 2, 72}}, 1, Places::apart);
 }
 // The softmax selects one or two scores, and the maximum changes often.
 TYPED_TEST(AttentionForward, SteepScores) { check_forward<TypeParam>({{1, 140, 1, 32}}, 4); }
@@ -126,8 +184,8 @@ TYPED_TEST(AttentionForward, SameBitsEachTime) {
     for (const auto& on : launch_contexts()) {
         Draw draw(seed());
         Attention<TypeParam> first(sizes), second(sizes);
-        draw.normal(first.qkv, 1);
-        second.qkv.copy_from(first.qkv);
+        first.draw(draw, 1);
+        second.copy_inputs_from(first);
         first.run(on);
         second.run(on);
         EXPECT_EQ(std::memcmp(first.out.data(), second.out.data(), first.out.bytes()), 0);

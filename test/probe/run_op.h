@@ -6,6 +6,9 @@
 // one element. Further inputs:
 //   matmul_forward      with_gelu = 1 asks for pre_gelu
 //   matmul_backward     without_din = 1 asks for no din
+//   attention_...       heads = (H, K, D), and firsts = the first elements of q, k and v in their rows.
+//                       Without k, or without v, these lie in q's rows; likewise dk, dv and dq. dq, dk and dv
+//                       are inputs too: what is beside the heads must stay. window, if it is not 0
 //   gelu_backward, add  in_place = 1: din is dout, out is a; add: in_place = 2: out is b
 //   cast                the dtype is out's; in has the other one
 //   copy                the dtype is that of both, any
@@ -18,6 +21,7 @@
 //                       rounding: the seed and the first element, for stochastic rounding of the parameters
 #pragma once
 
+#include "llmc/device/packed_heads.h"
 #include "test/probe/head_calls.h"
 #include "test/probe/llama_calls.h"
 #include "test/probe/operands.h"
@@ -43,15 +47,21 @@ inline WorkspaceRequest rows_request(DType dtype, const Shape& shape, std::int64
             .dtype = dtype};
 }
 
-// For qkv (B,T,3,NH,HS).
-inline WorkspaceRequest attention_request(DType dtype, const Shape& qkv) {
-    return {.batch = qkv[0],
-            .sequence = qkv[1],
-            .channels = qkv[3] * qkv[4],
-            .heads = qkv[3],
-            .largest_matmul_channels = 3 * qkv[3] * qkv[4],
-            .head_rows = qkv[0] * qkv[1],
-            .dtype = dtype};
+// For `sequences` sequences of `rows` rows. heads: (H, K, D)
+inline WorkspaceRequest attention_request(DType dtype, std::int64_t sequences, std::int64_t rows,
+                                          const std::vector<double>& heads, std::int64_t window) {
+    const auto H = static_cast<std::int64_t>(heads.at(0)), K = static_cast<std::int64_t>(heads.at(1)),
+               D = static_cast<std::int64_t>(heads.at(2));
+    return {.batch = sequences,
+            .sequence = rows,
+            .channels = H * D,
+            .heads = H,
+            .largest_matmul_channels = (H + 2 * K) * D,
+            .head_rows = sequences * rows,
+            .dtype = dtype,
+            .head_size = D,
+            .key_heads = K,
+            .window = window};
 }
 
 inline Shape rows_of(const Shape& shape) { return {shape.elements() / shape.last()}; }
@@ -133,29 +143,50 @@ inline void gelu_backward(Operands& o, Ops& ops) {
     ops.gelu_backward(in_place ? dout : o.out("din", o.X, dout.shape), dout, o.in("in", o.X));
 }
 
-inline void attention_forward(Operands& o, Ops& ops) {
-    const Shape& qkv = o.shape("qkv");
-    o.provide_workspace(attention_request(o.X, qkv));
-    ops.attention_forward(o.out("out", o.X, {qkv[0], qkv[1], qkv[3], qkv[4]}),
-                          o.out("lse", fp32, {qkv[0], qkv[3], qkv[1]}), o.in("qkv", o.X));
-}
-
-inline void attention_backward(Operands& o, Ops& ops) {
-    const Shape& qkv = o.shape("qkv");
-    o.provide_workspace(attention_request(o.X, qkv));
-    ops.attention_backward(o.out("dqkv", o.X, qkv), o.in("dout", o.X), o.in("qkv", o.X), o.in("out", o.X),
-                           o.in("lse", fp32));
-}
-
 inline std::int64_t integer(Operands& o, std::string_view name) {
     return static_cast<std::int64_t>(o.scalar(name));
 }
 
+// q, k and v, or their gradients, whose names have `prefix`. tensor(name) is the operand of that name.
+template <class F>
+PackedHeads heads_of(Operands& o, const std::string& prefix, F&& tensor) {
+    const auto number = [&](std::string_view name, std::size_t i) {
+        return static_cast<std::int64_t>(o.values(name).at(i));
+    };
+    const std::int64_t H = number("heads", 0), K = number("heads", 1), D = number("heads", 2);
+    const Tensor q = tensor(prefix + "q");
+    const Tensor k = o.has(prefix + "k") ? tensor(prefix + "k") : q;
+    const Tensor v = o.has(prefix + "v") ? tensor(prefix + "v") : q;
+    return {{q, number("firsts", 0), H, D}, {k, number("firsts", 1), K, D}, {v, number("firsts", 2), K, D}};
+}
+inline PackedHeads heads_in(Operands& o) {
+    return heads_of(o, "", [&](const std::string& name) { return o.in(name, o.X); });
+}
+
+inline std::int64_t window(Operands& o) { return o.has("window") ? integer(o, "window") : 0; }
+
+inline void attention_forward(Operands& o, Ops& ops) {
+    const std::int64_t B = o.shape("q")[0], T = o.shape("q")[1];
+    o.provide_workspace(attention_request(o.X, B, T, o.values("heads"), window(o)));
+    const auto [q, k, v] = heads_in(o);
+    ops.attention_forward(o.out("out", o.X, {B, T, q.count, q.size}), o.out("lse", fp32, {B, q.count, T}), q,
+                          k, v, window(o));
+}
+
+inline void attention_backward(Operands& o, Ops& ops) {
+    const std::int64_t B = o.shape("q")[0], T = o.shape("q")[1];
+    o.provide_workspace(attention_request(o.X, B, T, o.values("heads"), window(o)));
+    const auto [q, k, v] = heads_in(o);
+    const auto [dq, dk, dv] = heads_of(o, "d", [&](const std::string& name) { return o.in_out(name, o.X); });
+    ops.attention_backward(dq, dk, dv, o.in("dout", o.X), q, k, v, o.in("out", o.X), o.in("lse", fp32),
+                           window(o));
+}
+
 inline void attention_cached_forward(Operands& o, Ops& ops) {
-    const Shape &qkv = o.shape("qkv"), &cache = o.shape("cache");
-    o.provide_workspace(attention_request(o.X, {1, cache[0], 3, qkv[2], qkv[3]}));
-    ops.attention_cached_forward(o.out("out", o.X, {qkv[0], qkv[2], qkv[3]}), o.in_out("cache", o.X),
-                                 o.in("qkv", o.X), integer(o, "position"));
+    o.provide_workspace(attention_request(o.X, 1, o.shape("cache")[0], o.values("heads"), window(o)));
+    const auto [q, k, v] = heads_in(o);
+    ops.attention_cached_forward(o.out("out", o.X, {o.shape("q")[0], q.count, q.size}),
+                                 o.in_out("cache", o.X), q, k, v, integer(o, "position"), window(o));
 }
 
 inline void fused_classifier(Operands& o, Ops& ops) {

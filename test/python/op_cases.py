@@ -14,8 +14,9 @@ from cases import Maker
 from reference_llama_ops import (
     CAP_VALUES, RELU_VALUES, SMALL_EPS, SWIGLU_VALUES, fused_residual_rmsnorm_forward, relu_squared_backward,
     relu_squared_forward, rmsnorm_backward, rmsnorm_forward, soft_cap, swiglu_backward, swiglu_forward)
+from reference_attention import attention_backward, attention_cached_forward, attention_forward
 from reference_ops import (
-    GELU_HUGE_VALUES, GELU_VALUES, attention_backward, attention_cached_forward, attention_forward, classifier_from_statistics,
+    GELU_HUGE_VALUES, GELU_VALUES, classifier_from_statistics,
     classifier_statistics, encoder_backward, encoder_forward, fused_classifier, fused_residual_layernorm_forward, gelu_backward, gelu_forward, layernorm_backward,
     layernorm_forward, matmul_backward, matmul_forward)
 from reference_heads import head_norm_backward, head_norm_backward_sums, head_norm_forward, head_norm_sums, rope
@@ -34,6 +35,12 @@ def of(*sizes, **options):
     """The arguments of one case."""
     return sizes, options
 
+
+# One key head, two, and as many as query heads; windows of one key, of an odd number, across blocks of keys, and longer than
+# the sequence.
+ATTENTION_WITH_GROUPS = [
+    of(2, 37, 4, 16, K=1), of(1, 65, 4, 24, K=2, apart=True), of(2, 13, 6, 8, K=2, window=1), of(1, 70, 2, 40, window=17),
+    of(1, 300, 2, 8, K=1, window=131, apart=True), of(1, 33, 4, 32, K=2, window=100), of(2, 40, 3, 16, window=39, apart=True)]
 
 OPERATIONS = {
     "encoder_forward": Operation(
@@ -101,19 +108,25 @@ OPERATIONS = {
     "relu_squared_backward": Operation(
         relu_squared_backward, [of(3, 7), of(values=RELU_VALUES), of(2, 5, in_place=True)],
         [of(values=[0.7]), of(3, 13, 37, in_place=True), of(4, 64, 128)]),
+    # Sequences, their rows, query heads and their size; K key heads.
     "attention_forward": Operation(
-        attention_forward, [of(1, 1, 1, 5, offset=3.0), of(2, 5, 2, 3), of(1, 9, 1, 4, integers=12)],
+        attention_forward, [of(1, 1, 1, 5, offset=3.0), of(2, 5, 2, 3), of(1, 9, 1, 4, integers=12),
+                            of(1, 7, 4, 3, K=2, window=3, apart=True)],
         [of(2, 8, 4, 16), of(1, 1, 3, 8), of(2, 13, 1, 5), of(1, 37, 3, 20), of(2, 64, 4, 32), of(1, 65, 1, 8),
-         of(1, 130, 2, 64), of(2, 33, 2, 16, integers=12), of(3, 1, 2, 1)]),
+         of(1, 130, 2, 64), of(2, 33, 2, 16, integers=12), of(3, 1, 2, 1), *ATTENTION_WITH_GROUPS,
+         of(1, 150, 2, 16, window=40, integers=12)]),
     "attention_backward": Operation(
-        attention_backward, [of(1, 1, 1, 5), of(2, 5, 2, 3), of(1, 9, 1, 4, integers=6)],
+        attention_backward, [of(1, 1, 1, 5), of(2, 5, 2, 3), of(1, 9, 1, 4, integers=6),
+                             of(1, 7, 4, 3, K=2, window=3, apart=True)],
         [of(2, 8, 4, 16), of(1, 1, 3, 8), of(2, 13, 1, 5), of(1, 37, 3, 20), of(2, 64, 4, 32), of(1, 65, 1, 8),
-         of(1, 130, 2, 64), of(2, 33, 2, 16, integers=6), of(3, 1, 2, 1)]),
+         of(1, 130, 2, 64), of(2, 33, 2, 16, integers=6), of(3, 1, 2, 1), *ATTENTION_WITH_GROUPS]),
     # Rows, rows of the cache, rows in it before the call, heads.
     "attention_cached_forward": Operation(
-        attention_cached_forward, [of(1, 1, 0, 1, 5, offset=3.0), of(1, 7, 4, 2, 3), of(3, 9, 5, 1, 4, integers=12)],
+        attention_cached_forward, [of(1, 1, 0, 1, 5, offset=3.0), of(1, 7, 4, 2, 3), of(3, 9, 5, 1, 4, integers=12),
+                                   of(2, 7, 4, 4, 3, K=2, window=3, apart=True)],
         [of(1, 40, 39, 3, 16), of(5, 5, 0, 2, 8), of(1, 70, 66, 2, 20), of(13, 64, 30, 4, 32), of(1, 200, 131, 2, 64),
-         of(2, 40, 31, 1, 16, integers=12), of(2, 3, 1, 3, 1)]),
+         of(2, 40, 31, 1, 16, integers=12), of(2, 3, 1, 3, 1), of(3, 40, 31, 4, 16, K=1), of(5, 64, 30, 4, 24, K=2, apart=True),
+         of(3, 40, 20, 2, 8, window=1), of(4, 64, 30, 6, 8, K=3, window=17), of(2, 40, 30, 2, 8, K=1, window=100, apart=True)]),
     "rope": Operation(
         rope, [of(1, 3, count=1, size=2), of(2, 3, count=2, size=6, first=3, more=1, position=4), of(5, count=1, size=4, inverse=True)],
         [of(2, 8, count=4, size=16, more=32), of(2, 13, count=3, size=24, first=8, position=100, longer=5, inverse=True),

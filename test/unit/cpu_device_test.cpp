@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "llmc/core/memory_layout.h"
+#include "llmc/device/packed_heads.h"
 #include "test/unit/cpu_test_support.h"
 
 namespace llmc::cpu_test {
@@ -107,8 +108,10 @@ void use_all_of_the_workspace(cpu::CpuOps& ops, DType X) {
     ops.layernorm_backward(din, dgamma, dbeta, rows, rows, gamma, statistics, statistics);
     ops.matmul_forward(out, rows, weight, {});
     ops.matmul_backward(din, dweight, dbias, wide, rows, weight, rows);
-    ops.attention_forward(attended, lse, qkv);
-    ops.attention_backward(dqkv, attended, qkv, attended, lse);
+    const auto [q, k, v] = packed_heads(qkv);
+    const auto [dq, dk, dv] = packed_heads(dqkv);
+    ops.attention_forward(attended, lse, q, k, v);
+    ops.attention_backward(dq, dk, dv, attended, q, k, v, attended, lse);
 }
 
 class CpuWorkspace : public testing::TestWithParam<Arithmetic> {};
@@ -137,13 +140,15 @@ TEST_P(CpuWorkspace, TooLittleIsRefusedByEveryOperationThatNeedsIt) {
     OwnedTensor attended(X, {1, 32, 1, 16}), lse(DType::fp32, {1, 1, 32}), dqkv = copy(qkv);
     const OwnedTensor gamma = normal(X, {16}, "gamma");
     const OwnedTensor little(DType::fp32, {10});
+    const auto [q, k, v] = packed_heads(qkv);
+    const auto [dq, dk, dv] = packed_heads(dqkv);
     for (const Tensor& workspace : {Tensor{}, *little}) {
         ops.set_workspace(workspace);
         EXPECT_THROW(ops.layernorm_backward(din, d1, d2, rows, rows, gamma, statistics, statistics),
                      ProgrammingError);
         EXPECT_THROW(ops.matmul_backward({}, {}, d1, rows, rows, weight), ProgrammingError);
-        EXPECT_THROW(ops.attention_forward(attended, lse, qkv), ProgrammingError);
-        EXPECT_THROW(ops.attention_backward(dqkv, attended, qkv, attended, lse), ProgrammingError);
+        EXPECT_THROW(ops.attention_forward(attended, lse, q, k, v), ProgrammingError);
+        EXPECT_THROW(ops.attention_backward(dq, dk, dv, attended, q, k, v, attended, lse), ProgrammingError);
         if (X == DType::bf16 && !GetParam().native_bf16) {
             EXPECT_THROW(ops.matmul_forward(din, rows, weight, {}), ProgrammingError);
         }

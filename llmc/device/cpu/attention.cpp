@@ -4,6 +4,7 @@
 // if the processor has bf16 instructions, otherwise in fp32. Everything else is in fp32.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "llmc/device/cpu/attention_head.h"
 #include "llmc/device/cpu/cpu_ops.h"
@@ -16,16 +17,17 @@ namespace llmc::cpu {
 namespace {
 
 // The softmax of a block of queries over the keys so far. greatest_i is the maximum over j of s_ij, and
-// sum_i the sum over j of exp(s_ij - greatest_i).
+// sum_i the sum over j of exp(s_ij - greatest_i). A window may hide all keys of a block from a query. The
+// maximum therefore begins as a finite number: differences between two of infinity would be NaN.
 class RunningSoftmax {
   public:
-    RunningSoftmax() { std::fill_n(greatest_, query_block, -infinity); }
+    RunningSoftmax() { std::fill_n(greatest_, query_block, std::numeric_limits<float>::lowest()); }
 
     // Adds scores s to the softmax. `products` holds q . k, a row per key, and is replaced by exp(s -
     // greatest). Returns the factor of each query by which its earlier results must be multiplied.
     const float* add(float* products, const ScoreBlock& block, float scale) {
         for (std::int64_t j = 0; j < block.keys; ++j) {
-            std::fill_n(products + j * query_block, block.hidden_queries(j), -infinity);
+            block.hide(products + j * query_block, j, -infinity);
         }
         for (std::int64_t first = 0; first < block.queries; first += panel_width) {
             add_panel(products + first, block.keys, scale, first);
@@ -102,7 +104,7 @@ void forward_block(HeadRows<X> out, float* lse, HeadRows<const X> q, const Forwa
     std::fill_n(scratch.out, query_block * columns, 0.0F);
     RunningSoftmax softmax;
 
-    for_key_blocks(query, count, [&](const ScoreBlock& block) {
+    for_key_blocks(s, query, count, [&](const ScoreBlock& block) {
         multiply<false>(scratch.scores, query_block, plain(scratch.keys + block.key * columns, columns),
                         scratch.queries, columns, block.keys, block.queries, columns);
         const float* factor = softmax.add(scratch.scores, block, s.scale());
@@ -148,29 +150,32 @@ std::int64_t forward_scratch_floats(const AttentionSizes& s) {
     return 3 * s.head_elements() + query_block * (3 * s.padded_head() + 2 * key_block);
 }
 
-void CpuOps::attention_forward(const Tensor& out, const Tensor& lse, const Tensor& qkv) {
-    const AttentionSizes s = attention_sizes(attention_forward_sizes(out, lse, qkv));
+void CpuOps::attention_forward(const Tensor& out, const Tensor& lse, const Heads& q, const Heads& k,
+                               const Heads& v, std::int64_t window) {
+    const AttentionSizes s = attention_sizes(attention_forward_sizes(out, lse, q, k, v, window));
     const ForwardTasks tasks(s, threads_);
     const std::int64_t floats = forward_scratch_floats(s);
     float* const memory = workspace(threads_ * floats);
-    with_elements(qkv.dtype, native_bf16_, [&](auto x, auto e) {
+    with_elements(out.dtype, native_bf16_, [&](auto x, auto e) {
         using X = decltype(x);
         using E = decltype(e);
-        const X* const all = qkv.as<X>();
         parallel_tasks(threads_, s.all_heads() * tasks.parts, [&](std::int64_t task, int thread) {
             const std::int64_t head = task / tasks.parts;
             const std::int64_t part = task % tasks.parts;
             const std::int64_t b = head / s.heads;
-            const std::int64_t h = head % s.heads;
+            const std::int64_t h = head % s.heads, key_head = h / s.group();
+            const std::int64_t begin = s.first_key(tasks.first_query(part));
             const std::int64_t end = std::min(s.sequence, tasks.first_query(part + 1));
+            const std::int64_t columns = s.padded_head();
             const ForwardScratch<E> scratch(memory + thread * floats, s);
-            copy_rows(scratch.keys, part_of_qkv(all, s, 1, b, h), s, 0, end);
-            copy_rows(scratch.value_rows, part_of_qkv(all, s, 2, b, h), s, 0, end);
-            copy_panels(scratch.values, s.padded_sequence(), scratch.value_rows, round_up(end, panel_width),
-                        s.padded_head());
+            copy_rows(scratch.keys + begin * columns, head_of<const X>(k, s, b, key_head), s, begin,
+                      end - begin);
+            copy_rows(scratch.value_rows, head_of<const X>(v, s, b, key_head), s, begin, end - begin);
+            copy_panels(scratch.values + begin * panel_width, s.padded_sequence(), scratch.value_rows,
+                        round_up(end - begin, panel_width), columns);
             for (std::int64_t query = tasks.first_query(part); query < end; query += query_block) {
                 forward_block(head_of(out.as<X>(), s, b, h), lse.as<float>() + head * s.sequence,
-                              part_of_qkv(all, s, 0, b, h), scratch, s, query);
+                              head_of<const X>(q, s, b, h), scratch, s, query);
             }
         });
     });
@@ -184,8 +189,7 @@ std::int64_t CpuOps::attention_floats(const WorkspaceRequest& request) const {
 
 namespace {
 
-// Computes one query's output from the first `count` keys and values of its head. `memory` has
-// cached_scratch_floats.
+// Computes one query's output from `count` keys and values. `memory` has cached_scratch_floats.
 template <class X>
 void attend(X* out, const X* q, HeadRows<const X> keys, HeadRows<const X> values, std::int64_t count,
             const AttentionSizes& s, float* memory) {
@@ -222,25 +226,31 @@ void attend(X* out, const X* q, HeadRows<const X> keys, HeadRows<const X> values
 
 std::int64_t cached_scratch_floats(const AttentionSizes& s) { return s.sequence + 2 * s.head_size; }
 
-void CpuOps::attention_cached_forward(const Tensor& out, const Tensor& cache, const Tensor& qkv,
-                                      std::int64_t position) {
-    const CachedHeadSizes sizes = attention_cached_forward_sizes(out, cache, qkv, position);
-    const AttentionSizes s{1, sizes.capacity, sizes.heads, sizes.head_size};
-    const std::int64_t floats = cached_scratch_floats(s), channels = s.heads * s.head_size;
+void CpuOps::attention_cached_forward(const Tensor& out, const Tensor& cache, const Heads& q, const Heads& k,
+                                      const Heads& v, std::int64_t position, std::int64_t window) {
+    const CachedHeadSizes sizes = attention_cached_forward_sizes(out, cache, q, k, v, position, window);
+    const AttentionSizes s{1, sizes.capacity, sizes.heads, sizes.head_size, sizes.key_heads, sizes.window};
+    const std::int64_t floats = cached_scratch_floats(s), channels = s.key_heads * s.head_size;
     float* const memory = workspace(threads_ * floats);
-    with_dtype(qkv.dtype, [&](auto element) {
+    with_dtype(out.dtype, [&](auto element) {
         using X = decltype(element);
-        const X* const rows = qkv.as<X>();
         X* const kept = cache.as<X>();
-        X* const to = out.as<X>();
+        const HeadRows<const X> queries = head_of<const X>(q, s, 0, 0),
+                                new_keys = head_of<const X>(k, s, 0, 0),
+                                new_values = head_of<const X>(v, s, 0, 0);
         for (std::int64_t i = 0; i < sizes.rows; ++i) {
-            std::copy_n(rows + (3 * i + 1) * channels, 2 * channels, kept + 2 * (position + i) * channels);
+            X* const row = kept + 2 * (position + i) * channels;
+            std::copy_n(new_keys.row(i), channels, row);
+            std::copy_n(new_values.row(i), channels, row + channels);
         }
+        const HeadRows<const X> keys{kept, 2 * channels}, values{kept + channels, 2 * channels};
         parallel_tasks(threads_, sizes.rows * s.heads, [&](std::int64_t task, int thread) {
-            const std::int64_t i = task / s.heads, first = task % s.heads * s.head_size;
-            attend<X>(to + i * channels + first, rows + 3 * i * channels + first,
-                      {kept + first, 2 * channels}, {kept + channels + first, 2 * channels}, position + i + 1,
-                      s, memory + thread * floats);
+            const std::int64_t i = task / s.heads, h = task % s.heads;
+            const std::int64_t first = h / s.group() * s.head_size;
+            const std::int64_t end = position + i + 1, begin = std::max(std::int64_t{0}, end - s.window);
+            attend<X>(out.as<X>() + task * s.head_size, queries.row(i) + h * s.head_size,
+                      {keys.row(begin) + first, keys.stride}, {values.row(begin) + first, values.stride},
+                      end - begin, s, memory + thread * floats);
         });
     });
 }

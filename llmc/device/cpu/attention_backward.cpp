@@ -1,6 +1,6 @@
 // Causal attention, backward. It recomputes the probabilities from the scores and the log-sum-exp, for a
-// block of queries and a block of keys at a time (Dao et al., 2022). One thread does a whole head, so that
-// the gradients of its keys and values are summed in a fixed order.
+// block of queries and a block of keys at a time (Dao et al., 2022). One thread does a whole key head with
+// the query heads that share it, so that the gradients of its keys and values are summed in a fixed order.
 #include <algorithm>
 #include <cmath>
 
@@ -46,10 +46,11 @@ struct BackwardScratch {
         *left_dscores;  // in bf16, the rounded copies that left_hand() and left_hand_transposed() make
 };
 
+// The tensors of a query head.
 template <class X>
 struct HeadTensors {
-    HeadRows<const X> q, k, v, out, dout;
-    HeadRows<X> dq, dk, dv;
+    HeadRows<const X> q, out, dout;
+    HeadRows<X> dq;
     const float* lse;
 };
 
@@ -72,7 +73,7 @@ struct QueryBlock {
 };
 
 // Turns one key's row of products into probabilities (from q . k) and the scores' gradient (from dout . v).
-// Queries before the key get 0 in both.
+// Queries that do not see the key get 0 in both.
 void backward_scores(float* probabilities, float* dscores, const ScoreBlock& block, std::int64_t row,
                      const QueryBlock& queries, float scale) {
 #pragma omp simd
@@ -80,8 +81,8 @@ void backward_scores(float* probabilities, float* dscores, const ScoreBlock& blo
         probabilities[i] = exponential(std::fma(probabilities[i], scale, -queries.lse[i]));
         dscores[i] = probabilities[i] * (dscores[i] - queries.d[i]);
     }
-    std::fill_n(probabilities, block.hidden_queries(row), 0.0F);
-    std::fill_n(dscores, block.hidden_queries(row), 0.0F);
+    block.hide(probabilities, row, 0.0F);
+    block.hide(dscores, row, 0.0F);
 }
 
 template <class X, class E>
@@ -106,7 +107,7 @@ void backward_block(const HeadTensors<X>& head, const BackwardScratch<E>& scratc
             });
     }
 
-    for_key_blocks(query, count, [&](const ScoreBlock& block) {
+    for_key_blocks(s, query, count, [&](const ScoreBlock& block) {
         multiply<false>(scratch.probabilities, query_block,
                         plain(scratch.keys + block.key * columns, columns), scratch.queries_transposed,
                         columns, block.keys, block.queries, columns);
@@ -139,40 +140,37 @@ std::int64_t backward_scratch_floats(const AttentionSizes& s) {
     return 5 * s.head_elements() + query_block * (6 * s.padded_head() + 4 * key_block);
 }
 
-void CpuOps::attention_backward(const Tensor& dqkv, const Tensor& dout, const Tensor& qkv, const Tensor& out,
-                                const Tensor& lse) {
-    const AttentionSizes s = attention_sizes(attention_backward_sizes(dqkv, dout, qkv, out, lse));
+void CpuOps::attention_backward(const Heads& dq, const Heads& dk, const Heads& dv, const Tensor& dout,
+                                const Heads& q, const Heads& k, const Heads& v, const Tensor& out,
+                                const Tensor& lse, std::int64_t window) {
+    const AttentionSizes s =
+        attention_sizes(attention_backward_sizes(dq, dk, dv, dout, q, k, v, out, lse, window));
     const std::int64_t floats = backward_scratch_floats(s);
     float* const memory = workspace(threads_ * floats);
-    with_elements(qkv.dtype, native_bf16_, [&](auto x, auto e) {
+    with_elements(out.dtype, native_bf16_, [&](auto x, auto e) {
         using X = decltype(x);
         using E = decltype(e);
-        const X* const in = qkv.as<X>();
-        X* const gradient = dqkv.as<X>();
-        parallel_tasks(threads_, s.all_heads(), [&](std::int64_t task, int thread) {
-            const std::int64_t b = task / s.heads;
-            const std::int64_t h = task % s.heads;
-            const HeadTensors<X> head{part_of_qkv(in, s, 0, b, h),
-                                      part_of_qkv(in, s, 1, b, h),
-                                      part_of_qkv(in, s, 2, b, h),
-                                      head_of<const X>(out.as<X>(), s, b, h),
-                                      head_of<const X>(dout.as<X>(), s, b, h),
-                                      part_of_qkv(gradient, s, 0, b, h),
-                                      part_of_qkv(gradient, s, 1, b, h),
-                                      part_of_qkv(gradient, s, 2, b, h),
-                                      lse.as<float>() + task * s.sequence};
+        parallel_tasks(threads_, s.batch * s.key_heads, [&](std::int64_t task, int thread) {
+            const std::int64_t b = task / s.key_heads;
+            const std::int64_t key_head = task % s.key_heads;
             const BackwardScratch<E> scratch(memory + thread * floats, s);
-            copy_rows(scratch.keys, head.k, s, 0, s.sequence);
+            copy_rows(scratch.keys, head_of<const X>(k, s, b, key_head), s, 0, s.sequence);
             copy_panels(scratch.keys_panels, s.padded_sequence(), scratch.keys, s.padded_sequence(),
                         s.padded_head());
-            copy_rows(scratch.values, head.v, s, 0, s.sequence);
+            copy_rows(scratch.values, head_of<const X>(v, s, b, key_head), s, 0, s.sequence);
             std::fill_n(scratch.dkeys, s.head_elements(), 0.0F);
             std::fill_n(scratch.dvalues, s.head_elements(), 0.0F);
-            for (std::int64_t query = 0; query < s.sequence; query += query_block) {
-                backward_block(head, scratch, s, query);
+            for (std::int64_t h = key_head * s.group(); h < (key_head + 1) * s.group(); ++h) {
+                const HeadTensors<X> head{head_of<const X>(q, s, b, h),
+                                          head_of<const X>(out.as<X>(), s, b, h),
+                                          head_of<const X>(dout.as<X>(), s, b, h), head_of<X>(dq, s, b, h),
+                                          lse.as<float>() + (b * s.heads + h) * s.sequence};
+                for (std::int64_t query = 0; query < s.sequence; query += query_block) {
+                    backward_block(head, scratch, s, query);
+                }
             }
-            store_rows(head.dk, scratch.dkeys, s, 0, s.sequence, s.scale());
-            store_rows(head.dv, scratch.dvalues, s, 0, s.sequence, 1.0F);
+            store_rows(head_of<X>(dk, s, b, key_head), scratch.dkeys, s, 0, s.sequence, s.scale());
+            store_rows(head_of<X>(dv, s, b, key_head), scratch.dvalues, s, 0, s.sequence, 1.0F);
         });
     });
 }

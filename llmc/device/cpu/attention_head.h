@@ -1,5 +1,5 @@
-// Shared by attention's forward and backward passes: a head's place in qkv, its copies, and the blocks of
-// scores.
+// Shared by attention's forward and backward passes: a head's place in its rows, its copies, and the blocks
+// of scores.
 #pragma once
 
 #include <algorithm>
@@ -12,6 +12,7 @@
 #include "llmc/device/cpu/head_tiles.h"
 #include "llmc/device/cpu/parallel.h"
 #include "llmc/device/cpu/vector_math.h"
+#include "llmc/device/heads.h"
 #include "llmc/device/operands.h"
 
 namespace llmc::cpu {
@@ -22,21 +23,30 @@ namespace llmc::cpu {
 inline constexpr std::int64_t query_block = 32;
 inline constexpr std::int64_t key_block = 128;
 
+// `window` is the number of keys that a query sees at most.
 struct AttentionSizes {
     std::int64_t batch, sequence, heads, head_size;
+    std::int64_t key_heads = heads;
+    std::int64_t window = sequence;
 
     std::int64_t padded_sequence() const { return round_up(sequence, panel_width); }
     std::int64_t padded_head() const { return round_up(head_size, panel_width); }
     std::int64_t head_elements() const { return padded_sequence() * padded_head(); }
     float scale() const { return 1.0F / std::sqrt(static_cast<float>(head_size)); }
     std::int64_t all_heads() const { return batch * heads; }
+    // The query heads that share a key head.
+    std::int64_t group() const { return heads / key_heads; }
+    // The first key that this query and later ones see, rounded down to whole panels.
+    std::int64_t first_key(std::int64_t query) const {
+        return std::max(std::int64_t{0}, query - window + 1) / panel_width * panel_width;
+    }
 };
 
 inline AttentionSizes attention_sizes(const HeadSizes& s) {
-    return {s.batch, s.sequence, s.heads, s.head_size};
+    return {s.batch, s.sequence, s.heads, s.head_size, s.key_heads, s.window};
 }
 
-// Calls f(x, e). x has the type of qkv's elements. e has the type of the elements that are multiplied: bf16
+// Calls f(x, e). x has the type of q's elements. e has the type of the elements that are multiplied: bf16
 // if the processor has bf16 instructions, otherwise fp32.
 template <class F>
 void with_elements(DType dtype, [[maybe_unused]] bool native_bf16, const F& f) {
@@ -60,21 +70,22 @@ struct HeadRows {
     X* row(std::int64_t t) const { return data + t * stride; }
 };
 
-// Part 0 (q), 1 (k) or 2 (v) of qkv (B,T,3,NH,HS) for sequence b and head h
+// Head h of `heads` for sequence b
 template <class X>
-HeadRows<X> part_of_qkv(X* qkv, const AttentionSizes& s, int part, std::int64_t b, std::int64_t h) {
-    const std::int64_t stride = 3 * s.heads * s.head_size;
-    return {qkv + b * s.sequence * stride + (part * s.heads + h) * s.head_size, stride};
+HeadRows<X> head_of(const Heads& heads, const AttentionSizes& s, std::int64_t b, std::int64_t h) {
+    const std::int64_t stride = heads.rows.shape.last();
+    return {heads.rows.as<std::remove_const_t<X>>() + b * s.sequence * stride + heads.first + h * s.head_size,
+            stride};
 }
 
-// A tensor (B,T,NH,HS) for sequence b and head h
+// The same for a tensor (B,T,H,D)
 template <class X>
 HeadRows<X> head_of(X* tensor, const AttentionSizes& s, std::int64_t b, std::int64_t h) {
     const std::int64_t stride = s.heads * s.head_size;
     return {tensor + b * s.sequence * stride + h * s.head_size, stride};
 }
 
-// Copies rows [first, first + count) to a plain matrix with s.padded_head() columns. Columns from HS on are
+// Copies rows [first, first + count) to a plain matrix with s.padded_head() columns. Columns from D on are
 // zeros, and so are the rows that pad to whole panels.
 template <class E, class X>
 void copy_rows(E* to, HeadRows<X> from, const AttentionSizes& s, std::int64_t first, std::int64_t count) {
@@ -98,20 +109,28 @@ void copy_rows(E* to, HeadRows<X> from, const AttentionSizes& s, std::int64_t fi
 struct ScoreBlock {
     std::int64_t query, queries;
     std::int64_t key, keys;
+    std::int64_t window;
 
-    // The causal mask of one key's row: the number of queries that come before the key. They are the first
-    // ones.
-    std::int64_t hidden_queries(std::int64_t row) const {
-        return std::clamp(key + row - query, std::int64_t{0}, queries);
+    // Sets the scores of the queries that do not see the key of this row: the first ones, which come before
+    // the key, and the last ones, whose windows begin after it.
+    void hide(float* scores, std::int64_t row, float value) const {
+        std::fill_n(scores, queries_before(key + row), value);
+        const std::int64_t end = queries_before(key + row + window);
+        std::fill(scores + end, scores + queries, value);
+    }
+
+  private:
+    std::int64_t queries_before(std::int64_t row) const {
+        return std::clamp(row - query, std::int64_t{0}, queries);
     }
 };
 
 // Calls f(block) for each block of keys that queries [query, query + count) attend to.
 template <class F>
-void for_key_blocks(std::int64_t query, std::int64_t count, const F& f) {
+void for_key_blocks(const AttentionSizes& s, std::int64_t query, std::int64_t count, const F& f) {
     const std::int64_t end = round_up(query + count, panel_width);
-    for (std::int64_t key = 0; key < end; key += key_block) {
-        f(ScoreBlock{query, round_up(count, panel_width), key, std::min(key_block, end - key)});
+    for (std::int64_t key = s.first_key(query); key < end; key += key_block) {
+        f(ScoreBlock{query, round_up(count, panel_width), key, std::min(key_block, end - key), s.window});
     }
 }
 

@@ -62,12 +62,13 @@ class CpuOps final : public Ops {
     void relu_squared_forward(const Tensor& out, const Tensor& in) override;
     void relu_squared_backward(const Tensor& din, const Tensor& dout, const Tensor& in) override;
 
-    void attention_forward(const Tensor& out, const Tensor& lse, const Tensor& qkv) override;
-    void attention_backward(const Tensor& dqkv, const Tensor& dout, const Tensor& qkv, const Tensor& out,
-                            const Tensor& lse) override;
-
-    void attention_cached_forward(const Tensor& out, const Tensor& cache, const Tensor& qkv,
-                                  std::int64_t position) override;
+    void attention_forward(const Tensor& out, const Tensor& lse, const Heads& q, const Heads& k,
+                           const Heads& v, std::int64_t window = 0) override;
+    void attention_backward(const Heads& dq, const Heads& dk, const Heads& dv, const Tensor& dout,
+                            const Heads& q, const Heads& k, const Heads& v, const Tensor& out,
+                            const Tensor& lse, std::int64_t window = 0) override;
+    void attention_cached_forward(const Tensor& out, const Tensor& cache, const Heads& q, const Heads& k,
+                                  const Heads& v, std::int64_t position, std::int64_t window = 0) override;
 
     void rope(const Heads& x, const Tensor& angles, std::int64_t position, bool inverse) override;
 

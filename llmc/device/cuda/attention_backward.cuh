@@ -70,15 +70,6 @@ struct AttentionBackwardTiling {
     }
 };
 
-// Returns x, hiding its value from the compiler. Values derived from it after a loop are then computed there,
-// instead of being kept in registers during the loop.
-__device__ __forceinline__ int hidden_from_compiler(unsigned x) {
-#ifdef __CUDACC__
-    asm volatile("" : "+r"(x));
-#endif
-    return static_cast<int>(x);
-}
-
 // The dot product of two pairs of bf16, in fp32
 __device__ __forceinline__ float dot_pairs(std::uint32_t a, std::uint32_t b) {
     const auto low = [](std::uint32_t pair) { return __uint_as_float(pair << 16); };
@@ -203,8 +194,9 @@ __device__ __forceinline__ void store_sums(HeadRows<bf16> to, int first, const A
 // A block owns a tile of queries and goes over the keys that these attend to.
 template <int columns>
 __global__ void __launch_bounds__(128, 2)
-    attention_backward_queries_kernel5(bf16* dqkv, float* row_values, const bf16* dout, const bf16* qkv,
-                                       const bf16* out, const float* lse, AttentionSizes s, float scale) {
+    attention_backward_queries_kernel5(RowHeads<bf16> dq_rows, float* row_values, const bf16* dout,
+                                       QueryKeyValue<const bf16> qkv, const bf16* out, const float* lse,
+                                       AttentionSizes s, float scale) {
     using T = AttentionBackwardTiling<columns>;
     const int b = static_cast<int>(blockIdx.z), h = static_cast<int>(blockIdx.y), head = b * s.heads + h;
     // The last queries see the most keys. Their blocks start first, so that the last blocks to run are short.
@@ -218,8 +210,9 @@ __global__ void __launch_bounds__(128, 2)
         return typename T::Moving{stages + (2 * stage + 1) * T::Moving::elements};
     };
     using Copy = TileCopy<T::threads, columns>;
-    Copy copy_k(head_of_qkv(qkv, s, 1, b, h), 0, s.sequence, s.head_size);
-    Copy copy_v(head_of_qkv(qkv, s, 2, b, h), 0, s.sequence, s.head_size);
+    const int begin = s.first_key(first) / T::step * T::step, key_head = s.key_head(h);
+    Copy copy_k(head_of(qkv.k, s, b, key_head), begin, s.sequence, s.head_size);
+    Copy copy_v(head_of(qkv.v, s, b, key_head), begin, s.sequence, s.head_size);
     const auto load_next = [&](int stage) {
         copy_k.start(keys(stage));
         copy_v.rows_left = copy_k.rows_left;  // one register for both
@@ -239,7 +232,7 @@ __global__ void __launch_bounds__(128, 2)
 #pragma unroll
         for (int c = 0; c < T::depth; c += 2) {
             Operand o[2];
-            load_two_a(q[m][c], q[m][c + 1], head_of_qkv(qkv, s, 0, b, h), query + 16 * m, 16 * c, s);
+            load_two_a(q[m][c], q[m][c + 1], head_of(qkv.q, s, b, h), query + 16 * m, 16 * c, s);
             load_two_a(g[m][c], g[m][c + 1], head_of_out(dout, s, b, h), query + 16 * m, 16 * c, s);
             load_two_a(o[0], o[1], head_of_out(out, s, b, h), query + 16 * m, 16 * c, s);
 #pragma unroll
@@ -261,21 +254,24 @@ __global__ void __launch_bounds__(128, 2)
 
     typename T::Sums dq = {};
     const int end = min(s.sequence, first + T::owned);
-    for (int key = 0, stage = 0; key < end; key += T::step, stage ^= 1) {
+    for (int key = begin, stage = 0; key < end; key += T::step, stage ^= 1) {
         copy_async_wait<0>();
         __syncthreads();
         if (key + T::step < end) load_next(stage ^ 1);
         if (key >= query + T::warp_rows || query >= s.sequence) continue;
+        if (key + T::step + s.window <= query + 1)
+            continue;  // passed by the windows of all the warp's queries
 
         typename T::Scores p = {}, ds = {};
         score_products<T>(
             p, [&](Operand& a, int m, int c, int) { copy_operand(a, q[m][c]); }, keys(stage));
         score_products<T>(
             ds, [&](Operand& a, int m, int c, int) { copy_operand(a, g[m][c]); }, values(stage));
-        if (key + T::step > query + 1) {  // on the diagonal
+        // On the diagonal, or where some keys have left a window
+        if (key + T::step > query + 1 || key + s.window < query + T::warp_rows) {
             for_each_score<T>([&](int m, int n, int j, int i) {
-                const int past = key + 16 * n + block_column(j, i) - (query + 16 * m + block_row(i));
-                if (past > 0) p[m][n][j][i] = -INFINITY;
+                if (!sees(query + 16 * m + block_row(i), key + 16 * n + block_column(j, i), s.window))
+                    p[m][n][j][i] = -INFINITY;
             });
         }
         for_each_score<T>([&](int m, int n, int j, int i) {
@@ -287,16 +283,16 @@ __global__ void __launch_bounds__(128, 2)
 
     __syncthreads();  // before the tiles' memory is used for the result
     static_assert(T::Owned::elements <= 2 * T::stages * T::Moving::elements);
-    store_sums<T>(head_of_qkv(dqkv, s, 0, b, h), first, s, dq, scale * ln_2, typename T::Owned{stages}, row);
+    store_sums<T>(head_of(dq_rows, s, b, h), first, s, dq, scale * ln_2, typename T::Owned{stages}, row);
 }
 
-// Hides keys that come after their query, in transposed scores: a row belongs to a key. The first key is
+// Hides keys that their query does not see, in transposed scores: a row belongs to a key. The first key is
 // `key`, the first query `query`.
 template <class T>
-__device__ __forceinline__ void hide_transposed(typename T::Scores& scores, int key, int query) {
+__device__ __forceinline__ void hide_transposed(typename T::Scores& scores, int key, int query, int window) {
     for_each_score<T>([&](int m, int n, int j, int i) {
-        const int past = key + 16 * m + block_row(i) - (query + 16 * n + block_column(j, i));
-        if (past > 0) scores[m][n][j][i] = -INFINITY;
+        if (!sees(query + 16 * n + block_column(j, i), key + 16 * m + block_row(i), window))
+            scores[m][n][j][i] = -INFINITY;
     });
 }
 
@@ -324,14 +320,15 @@ __device__ __forceinline__ void weigh_transposed(typename T::Scores& p, typename
     }
 }
 
-// A block owns a tile of keys and goes over the queries that attend to them. Scores are transposed here: a
-// row belongs to a key.
+// A block owns a tile of keys and goes over the queries that attend to them: those of the first query head
+// that shares the keys, then those of the next one. Scores are transposed here: a row belongs to a key.
 template <int columns>
 __global__ void __launch_bounds__(128, 2)
-    attention_backward_keys_kernel5(bf16* dqkv, const float* row_values, const bf16* dout, const bf16* qkv,
-                                    AttentionSizes s, float scale) {
+    attention_backward_keys_kernel5(RowHeads<bf16> dk_rows, RowHeads<bf16> dv_rows, const float* row_values,
+                                    const bf16* dout, QueryKeyValue<const bf16> qkv, AttentionSizes s,
+                                    float scale) {
     using T = AttentionBackwardTiling<columns>;
-    const int b = static_cast<int>(blockIdx.z), h = static_cast<int>(blockIdx.y), head = b * s.heads + h;
+    const int b = static_cast<int>(blockIdx.z), key_head = static_cast<int>(blockIdx.y);
     const int first = static_cast<int>(blockIdx.x) * T::owned;
     const int thread = static_cast<int>(threadIdx.x);
     const int row = own_warp() * T::warp_rows, key = first + row;  // the warp's first
@@ -350,9 +347,10 @@ __global__ void __launch_bounds__(128, 2)
     const auto rows = [&](int stage) { return row_stages + 2 * stage * T::step; };
 
     using Copy = TileCopy<T::threads, columns>;
-    Copy copy_q(head_of_qkv(qkv, s, 0, b, h), first, s.sequence, s.head_size);
+    int h = key_head * s.group();
+    Copy copy_q(head_of(qkv.q, s, b, h), first, s.sequence, s.head_size);
     Copy copy_dout(head_of_out(dout, s, b, h), first, s.sequence, s.head_size);
-    const float* copy_rows = row_values + T::row_value_index(s, head, first) + 4 * thread;
+    const float* copy_rows = row_values + T::row_value_index(s, b * s.heads + h, first) + 4 * thread;
     const auto load_next = [&](int stage) {
         copy_q.start(queries(stage));
         copy_dout.rows_left = copy_q.rows_left;  // one register for both
@@ -364,8 +362,8 @@ __global__ void __launch_bounds__(128, 2)
         copy_async_commit();
     };
 
-    load_tile<T::threads>(keys, head_of_qkv(qkv, s, 1, b, h), first, s.sequence, s.head_size);
-    load_tile<T::threads>(values, head_of_qkv(qkv, s, 2, b, h), first, s.sequence, s.head_size);
+    load_tile<T::threads>(keys, head_of(qkv.k, s, b, key_head), first, s.sequence, s.head_size);
+    load_tile<T::threads>(values, head_of(qkv.v, s, b, key_head), first, s.sequence, s.head_size);
     load_next(0);
 
     // If registers suffice, they hold the warp's keys.
@@ -379,11 +377,22 @@ __global__ void __launch_bounds__(128, 2)
     }
 
     typename T::Sums dk = {}, dv = {};
-    for (int query = first, stage = 0; query < s.sequence; query += T::step, stage ^= 1) {
+    // The last key's window ends here.
+    const int end = min(s.sequence, first + T::owned - 1 + s.window);
+    for (int query = first, stage = 0; query < end; stage ^= 1) {
         copy_async_wait<0>();
         __syncthreads();
-        if (query + T::step < s.sequence) load_next(stage ^ 1);
-        if (query + T::step <= key || key >= s.sequence) continue;
+        const int own_query = query;
+        query += T::step;
+        if (query >= end && ++h < (key_head + 1) * s.group()) {
+            query = first;
+            copy_q = Copy(head_of(qkv.q, s, b, h), first, s.sequence, s.head_size);
+            copy_dout = Copy(head_of_out(dout, s, b, h), first, s.sequence, s.head_size);
+            copy_rows = row_values + T::row_value_index(s, b * s.heads + h, first) + 4 * thread;
+        }
+        if (query < end) load_next(stage ^ 1);
+        if (own_query + T::step <= key || key >= s.sequence) continue;
+        if (key + T::warp_rows + s.window <= own_query + 1) continue;  // all keys of the warp have left
 
         typename T::Scores p = {}, ds = {};
         score_products<T>(
@@ -395,33 +404,37 @@ __global__ void __launch_bounds__(128, 2)
         score_products<T>(
             ds, [&](Operand& a, int m, int c, int lane) { load_a(a, values, row + 16 * m, 16 * c, lane); },
             douts(stage));
-        if (key + T::warp_rows > query + 1) hide_transposed<T>(p, key, query);  // on the diagonal
+        // On the diagonal, or where some keys have left a window
+        if (key + T::warp_rows > own_query + 1 || key + s.window < own_query + T::step)
+            hide_transposed<T>(p, key, own_query, s.window);
         weigh_transposed<T>(p, ds, rows(stage), scale);
         add_products<T>(dv, p, douts(stage));
         add_products<T>(dk, ds, queries(stage));
     }
 
     // Only this warp has read its rows of the tiles, so it may now write them.
-    const int b_again = hidden_from_compiler(blockIdx.z), h_again = hidden_from_compiler(blockIdx.y);
-    store_sums<T>(head_of_qkv(dqkv, s, 1, b_again, h_again), first, s, dk, scale * ln_2, keys, row);
-    store_sums<T>(head_of_qkv(dqkv, s, 2, b_again, h_again), first, s, dv, 1.0f, values, row);
+    const int b_again = hidden_from_compiler(blockIdx.z), head_again = hidden_from_compiler(blockIdx.y);
+    store_sums<T>(head_of(dk_rows, s, b_again, head_again), first, s, dk, scale * ln_2, keys, row);
+    store_sums<T>(head_of(dv_rows, s, b_again, head_again), first, s, dv, 1.0f, values, row);
 }
 
 // For head sizes up to `columns`
 template <int columns>
-void launch_attention_backward(const LaunchContext& on, bf16* dqkv, const bf16* dout, const bf16* qkv,
-                               const bf16* out, const float* lse, float* row_values,
-                               const AttentionSizes& s) {
+void launch_attention_backward(const LaunchContext& on, const QueryKeyValue<bf16>& dqkv, const bf16* dout,
+                               const QueryKeyValue<const bf16>& qkv, const bf16* out, const float* lse,
+                               float* row_values, const AttentionSizes& s) {
     using T = AttentionBackwardTiling<columns>;
     constexpr std::size_t stages = SharedAllocator::bytes<bf16>(2 * T::stages * T::Moving::elements);
     constexpr std::size_t owned = 2 * SharedAllocator::bytes<bf16>(T::Owned::elements);
     constexpr std::size_t rows = SharedAllocator::bytes<float>(2 * T::stages * T::step);
-    const dim3 grid(static_cast<unsigned>(blocks_for(s.sequence, T::owned)), static_cast<unsigned>(s.heads),
+    const auto grid = [&](int heads) {
+        return dim3(static_cast<unsigned>(blocks_for(s.sequence, T::owned)), static_cast<unsigned>(heads),
                     static_cast<unsigned>(s.batch));
-    launch(on, attention_backward_queries_kernel5<columns>, grid, T::threads, stages, dqkv, row_values, dout,
-           qkv, out, lse, s, attention_scale(s));
-    launch(on, attention_backward_keys_kernel5<columns>, grid, T::threads, owned + stages + rows, dqkv,
-           row_values, dout, qkv, s, attention_scale(s));
+    };
+    launch(on, attention_backward_queries_kernel5<columns>, grid(s.heads), T::threads, stages, dqkv.q,
+           row_values, dout, qkv, out, lse, s, attention_scale(s));
+    launch(on, attention_backward_keys_kernel5<columns>, grid(s.key_heads), T::threads, owned + stages + rows,
+           dqkv.k, dqkv.v, row_values, dout, qkv, s, attention_scale(s));
 }
 
 // Two numbers per query; queries are rounded up to whole tiles.
@@ -431,12 +444,13 @@ inline std::size_t attention_backward_workspace_bytes(const AttentionSizes& size
     return static_cast<std::size_t>(queries) * 2 * sizeof(float);
 }
 
-// dqkv, qkv X (B,T,3,NH,HS); dout, out X (B,T,NH,HS); lse fp32 (B,NH,T). The workspace has
-// attention_backward_workspace_bytes. HS is a multiple of 8 up to 128. All addresses are multiples of 16
+// dqkv, qkv: heads in rows of any tensors; dout, out X (B,T,H,D); lse fp32 (B,H,T). The workspace has
+// attention_backward_workspace_bytes. D is a multiple of 8 up to 128. All addresses are multiples of 16
 // bytes.
 template <class X>
-void attention_backward(const LaunchContext& on, X* dqkv, const X* dout, const X* qkv, const X* out,
-                        const float* lse, void* workspace, const AttentionSizes& sizes) {
+void attention_backward(const LaunchContext& on, const QueryKeyValue<X>& dqkv, const X* dout,
+                        const QueryKeyValue<const X>& qkv, const X* out, const float* lse, void* workspace,
+                        const AttentionSizes& sizes) {
     check(sizes.head_size % 8 == 0 && sizes.head_size <= 128,
           "attention: the head size is a multiple of 8 up to 128");
     check(sizes.batch <= 65535 && sizes.heads <= 65535, "attention: at most 65535 sequences and heads");

@@ -76,8 +76,8 @@ struct PlainBackward {
         }
     }
 
-    // p = exp(s - lse) and ds = p (dout . v - D), or 0 if the key comes after the query
-    __device__ __forceinline__ void make_scores(int query, int key, float scale) const {
+    // p = exp(s - lse) and ds = p (dout . v - D), or 0 if the query does not see the key
+    __device__ __forceinline__ void make_scores(int query, int key, int window, float scale) const {
         float s[2][2] = {}, dp[2][2] = {};
         dot_products(s, queries, keys);
         dot_products(dp, dout, values);
@@ -85,8 +85,9 @@ struct PlainBackward {
         for (int m = 0; m < 4; ++m) {
             const int i = static_cast<int>(threadIdx.x) / 16 + m / 2 * 16;
             const int j = static_cast<int>(threadIdx.x) % 16 + m % 2 * 16;
-            const float probability =
-                key + j <= query + i ? exp2_approximate(s[m / 2][m % 2] * scale - log2_sum[i]) : 0.0f;
+            const float probability = sees(query + i, key + j, window)
+                                          ? exp2_approximate(s[m / 2][m % 2] * scale - log2_sum[i])
+                                          : 0.0f;
             p.row(i)[j] = probability;
             ds.row(i)[j] = probability * (dp[m / 2][m % 2] - row_dots[i]);
         }
@@ -133,8 +134,9 @@ struct PlainBackward {
 // kernel, then dq_t = scale sum_j ds_tj k_j.
 template <int columns, class X>
 __global__ void __launch_bounds__(256, 1)
-    attention_backward_queries_kernel2(X* dqkv, float* row_dots, const X* dout, const X* qkv, const X* out,
-                                       const float* lse, AttentionSizes s, float scale) {
+    attention_backward_queries_kernel2(RowHeads<X> dq_rows, float* row_dots, const X* dout,
+                                       QueryKeyValue<const X> qkv, const X* out, const float* lse,
+                                       AttentionSizes s, float scale) {
     using Plain = PlainBackward<columns>;
     const int b = static_cast<int>(blockIdx.z), h = static_cast<int>(blockIdx.y), head = b * s.heads + h;
     // The last queries see the most keys; their blocks start first.
@@ -143,7 +145,7 @@ __global__ void __launch_bounds__(256, 1)
     Plain block;
     block.take(shared);
 
-    Plain::load_rows(block.queries, head_of_qkv(qkv, s, 0, b, h), query, s);
+    Plain::load_rows(block.queries, head_of(qkv.q, s, b, h), query, s);
     Plain::load_rows(block.dout, head_of_out(dout, s, b, h), query, s);
     __syncthreads();
     {
@@ -170,66 +172,74 @@ __global__ void __launch_bounds__(256, 1)
     }
 
     typename Plain::Sums dq = {};
-    for (int key = 0; key <= query; key += Plain::rows) {
-        Plain::load_rows(block.keys, head_of_qkv(qkv, s, 1, b, h), key, s);
-        Plain::load_rows(block.values, head_of_qkv(qkv, s, 2, b, h), key, s);
+    const int key_head = s.key_head(h);
+    for (int key = s.first_key(query) / Plain::rows * Plain::rows; key <= query; key += Plain::rows) {
+        Plain::load_rows(block.keys, head_of(qkv.k, s, b, key_head), key, s);
+        Plain::load_rows(block.values, head_of(qkv.v, s, b, key_head), key, s);
         __syncthreads();
-        block.make_scores(query, key, scale);
+        block.make_scores(query, key, s.window, scale);
         __syncthreads();
         Plain::template add_products<false>(dq, block.ds, block.keys);
         __syncthreads();
     }
-    Plain::store_sums(head_of_qkv(dqkv, s, 0, b, h), query, s, dq, scale * ln_2);
+    Plain::store_sums(head_of(dq_rows, s, b, h), query, s, dq, scale * ln_2);
 }
 
-// A block owns 32 keys: dv_j = sum_t p_tj dout_t, dk_j = scale sum_t ds_tj q_t.
+// A block owns 32 keys of a key head: dv_j = sum_t p_tj dout_t, dk_j = scale sum_t ds_tj q_t. The sums go
+// over the query heads that share these keys, one after the other.
 template <int columns, class X>
 __global__ void __launch_bounds__(256, 1)
-    attention_backward_keys_kernel2(X* dqkv, const float* row_dots, const X* dout, const X* qkv,
-                                    const float* lse, AttentionSizes s, float scale) {
+    attention_backward_keys_kernel2(RowHeads<X> dk_rows, RowHeads<X> dv_rows, const float* row_dots,
+                                    const X* dout, QueryKeyValue<const X> qkv, const float* lse,
+                                    AttentionSizes s, float scale) {
     using Plain = PlainBackward<columns>;
-    const int b = static_cast<int>(blockIdx.z), h = static_cast<int>(blockIdx.y), head = b * s.heads + h;
+    const int b = static_cast<int>(blockIdx.z), key_head = static_cast<int>(blockIdx.y);
     const int key = static_cast<int>(blockIdx.x) * Plain::rows;
     SharedAllocator shared;
     Plain block;
     block.take(shared);
-    Plain::load_rows(block.keys, head_of_qkv(qkv, s, 1, b, h), key, s);
-    Plain::load_rows(block.values, head_of_qkv(qkv, s, 2, b, h), key, s);
+    Plain::load_rows(block.keys, head_of(qkv.k, s, b, key_head), key, s);
+    Plain::load_rows(block.values, head_of(qkv.v, s, b, key_head), key, s);
 
     typename Plain::Sums dk = {}, dv = {};
-    for (int query = key; query < s.sequence; query += Plain::rows) {
-        Plain::load_rows(block.queries, head_of_qkv(qkv, s, 0, b, h), query, s);
-        Plain::load_rows(block.dout, head_of_out(dout, s, b, h), query, s);
-        if (threadIdx.x < Plain::rows) {
-            const int r = static_cast<int>(threadIdx.x);
-            const bool inside = query + r < s.sequence;
-            const std::int64_t place = std::int64_t{head} * s.sequence + query + r;
-            block.log2_sum[r] = inside ? lse[place] * log2_e : INFINITY;
-            block.row_dots[r] = inside ? row_dots[place] : 0.0f;
+    const int end = min(s.sequence, key + Plain::rows - 1 + s.window);
+    for (int h = key_head * s.group(); h < (key_head + 1) * s.group(); ++h) {
+        for (int query = key; query < end; query += Plain::rows) {
+            Plain::load_rows(block.queries, head_of(qkv.q, s, b, h), query, s);
+            Plain::load_rows(block.dout, head_of_out(dout, s, b, h), query, s);
+            if (threadIdx.x < Plain::rows) {
+                const int r = static_cast<int>(threadIdx.x);
+                const bool inside = query + r < s.sequence;
+                const std::int64_t place = (std::int64_t{b} * s.heads + h) * s.sequence + query + r;
+                block.log2_sum[r] = inside ? lse[place] * log2_e : INFINITY;
+                block.row_dots[r] = inside ? row_dots[place] : 0.0f;
+            }
+            __syncthreads();
+            block.make_scores(query, key, s.window, scale);
+            __syncthreads();
+            Plain::template add_products<true>(dv, block.p, block.dout);
+            Plain::template add_products<true>(dk, block.ds, block.queries);
+            __syncthreads();
         }
-        __syncthreads();
-        block.make_scores(query, key, scale);
-        __syncthreads();
-        Plain::template add_products<true>(dv, block.p, block.dout);
-        Plain::template add_products<true>(dk, block.ds, block.queries);
-        __syncthreads();
     }
-    Plain::store_sums(head_of_qkv(dqkv, s, 1, b, h), key, s, dk, scale * ln_2);
-    Plain::store_sums(head_of_qkv(dqkv, s, 2, b, h), key, s, dv, 1.0f);
+    Plain::store_sums(head_of(dk_rows, s, b, key_head), key, s, dk, scale * ln_2);
+    Plain::store_sums(head_of(dv_rows, s, b, key_head), key, s, dv, 1.0f);
 }
 
-// For head sizes up to `columns`; row_dots fp32 (B,NH,T) is scratch memory.
+// For head sizes up to `columns`; row_dots fp32 (B,H,T) is scratch memory.
 template <int columns, class X>
-void launch_plain_attention_backward(const LaunchContext& on, X* dqkv, const X* dout, const X* qkv,
-                                     const X* out, const float* lse, float* row_dots,
-                                     const AttentionSizes& s) {
+void launch_plain_attention_backward(const LaunchContext& on, const QueryKeyValue<X>& dqkv, const X* dout,
+                                     const QueryKeyValue<const X>& qkv, const X* out, const float* lse,
+                                     float* row_dots, const AttentionSizes& s) {
     using Plain = PlainBackward<columns>;
-    const dim3 grid(static_cast<unsigned>(blocks_for(s.sequence, Plain::rows)),
-                    static_cast<unsigned>(s.heads), static_cast<unsigned>(s.batch));
-    launch(on, attention_backward_queries_kernel2<columns, X>, grid, Plain::threads, Plain::shared_bytes(),
-           dqkv, row_dots, dout, qkv, out, lse, s, attention_scale(s));
-    launch(on, attention_backward_keys_kernel2<columns, X>, grid, Plain::threads, Plain::shared_bytes(), dqkv,
-           row_dots, dout, qkv, lse, s, attention_scale(s));
+    const auto grid = [&](int heads) {
+        return dim3(static_cast<unsigned>(blocks_for(s.sequence, Plain::rows)), static_cast<unsigned>(heads),
+                    static_cast<unsigned>(s.batch));
+    };
+    launch(on, attention_backward_queries_kernel2<columns, X>, grid(s.heads), Plain::threads,
+           Plain::shared_bytes(), dqkv.q, row_dots, dout, qkv, out, lse, s, attention_scale(s));
+    launch(on, attention_backward_keys_kernel2<columns, X>, grid(s.key_heads), Plain::threads,
+           Plain::shared_bytes(), dqkv.k, dqkv.v, row_dots, dout, qkv, lse, s, attention_scale(s));
 }
 
 }  // namespace llmc::cuda

@@ -7,9 +7,14 @@
 
 namespace llmc::cuda {
 
-// qkv (n,3,NH,HS), cache (T,2,NH,HS), out (n,NH,HS). The cache has `position` rows before the new ones.
+// q of H heads and k, v of K heads in n rows; cache (T,2,K,D), out (n,H,D). The cache has `position` rows
+// before the new ones. A row sees at most `window` keys.
 struct CachedAttentionSizes {
     int rows, position, heads, head_size;
+    int key_heads = heads;
+    int window = position + rows;  // hides nothing
+
+    __host__ __device__ int group() const { return heads / key_heads; }
 };
 
 // For head sizes up to `columns`. A group of lanes reads a row of a head, 16 bytes per lane. The groups of a
@@ -73,10 +78,11 @@ __device__ __forceinline__ void widen(float (&to)[Packed<X>::size], const Packed
 }  // namespace detail
 
 // Block (x, y) computes head x of row y. It takes the new keys from qkv, so it need not wait for other blocks
-// to put them into the cache. `scale` is log2(e) / sqrt(HS).
+// to put them into the cache. Neighboring heads that share keys run at the same time: memory is read once,
+// and the L2 cache serves the others. `scale` is log2(e) / sqrt(D).
 template <class X, int columns>
 __global__ void __launch_bounds__(CachedAttentionTiling<X, columns>::threads)
-    attention_cached_forward_kernel2(X* out, X* cache, const X* qkv, CachedAttentionSizes sizes,
+    attention_cached_forward_kernel2(X* out, X* cache, QueryKeyValue<const X> qkv, CachedAttentionSizes sizes,
                                      float scale) {
     using Tiling = CachedAttentionTiling<X, columns>;
     constexpr int pack = Packed<X>::size, group = Tiling::group, in_flight = Tiling::in_flight;
@@ -88,39 +94,43 @@ __global__ void __launch_bounds__(CachedAttentionTiling<X, columns>::threads)
     const int lane = own_lane(), warp = own_warp();
     const int column = lane % group * pack;
     const bool has_columns = column < sizes.head_size;
-    const int stride = sizes.heads * sizes.head_size, place = head * sizes.head_size + column;
-    const X* const own_row = qkv + std::int64_t{row} * 3 * stride + place;
-    // A key's row of part 1 (keys) or 2 (values).
-    const auto row_of = [&](int key, int part) {
-        return key < sizes.position ? cache + (std::int64_t{key} * 2 + part - 1) * stride + place
-                                    : qkv + (std::int64_t{key - sizes.position} * 3 + part) * stride + place;
+    const int key_head = head / sizes.group();
+    const int stride = sizes.key_heads * sizes.head_size, place = key_head * sizes.head_size + column;
+    // A key's row of `part`, which is 0 (keys) or 1 (values) in the cache; `rows` has the new ones.
+    const auto row_of = [&](int key, int part, const RowHeads<const X>& rows) {
+        return key < sizes.position ? cache + (std::int64_t{key} * 2 + part) * stride + place
+                                    : rows.first + std::int64_t{key - sizes.position} * rows.stride + place;
     };
 
     Packed<X> packed_query{};
-    if (has_columns) packed_query = load(own_row);
-    if (warp == 0 && lane < group && has_columns) {
-        X* const kept = cache + (std::int64_t{sizes.position} + row) * 2 * stride + place;
-        store(kept, load(own_row + stride));
-        store(kept + stride, load(own_row + 2 * stride));
+    if (has_columns)
+        packed_query = load(qkv.q.first + std::int64_t{row} * qkv.q.stride + head * sizes.head_size + column);
+    const int own_key = sizes.position + row;
+    // The first of the heads that share keys stores them.
+    if (warp == 0 && lane < group && has_columns && head % sizes.group() == 0) {
+        X* const kept = cache + std::int64_t{own_key} * 2 * stride + place;
+        store(kept, load(row_of(own_key, 0, qkv.k)));
+        store(kept + stride, load(row_of(own_key, 1, qkv.v)));
     }
     float query[pack];
     detail::widen(query, packed_query);
 #pragma unroll
     for (int c = 0; c < pack; ++c) query[c] *= scale;
 
-    const int keys = sizes.position + row + 1;
+    const int keys = own_key + 1;
     detail::PartialSoftmax<pack> softmax;
     // All lanes of a warp do the same number of rounds, even if some have no key left, since their shuffles
     // add up the parts of a score.
-    for (int first = warp * Tiling::groups_of_warp; first < keys; first += in_flight * Tiling::groups) {
+    for (int first = max(0, keys - sizes.window) + warp * Tiling::groups_of_warp; first < keys;
+         first += in_flight * Tiling::groups) {
         Packed<X> key[in_flight], value[in_flight];
 #pragma unroll
         for (int i = 0; i < in_flight; ++i) {
             const int j = first + i * Tiling::groups + lane / group;
             key[i] = value[i] = {};
             if (j < keys && has_columns) {
-                key[i] = load(row_of(j, 1));
-                value[i] = load(row_of(j, 2));
+                key[i] = load(row_of(j, 0, qkv.k));
+                value[i] = load(row_of(j, 1, qkv.v));
             }
         }
 #pragma unroll
@@ -161,12 +171,12 @@ __global__ void __launch_bounds__(CachedAttentionTiling<X, columns>::threads)
         sum = fmaf(sums_of_warps[w], factor, sum);
         value = fmaf(values_of_warps[w * columns + c], factor, value);
     }
-    out[std::int64_t{row} * stride + head * sizes.head_size + c] = from_float<X>(value / sum);
+    out[(std::int64_t{row} * sizes.heads + head) * sizes.head_size + c] = from_float<X>(value / sum);
 }
 
-// As in ops.h. HS is a multiple of 8 up to 128; there are at most 65535 new rows.
+// As in ops.h. D is a multiple of 8 up to 128; there are at most 65535 new rows.
 template <class X>
-void attention_cached_forward(const LaunchContext& on, X* out, X* cache, const X* qkv,
+void attention_cached_forward(const LaunchContext& on, X* out, X* cache, const QueryKeyValue<const X>& qkv,
                               const CachedAttentionSizes& sizes) {
     const int head_size = sizes.head_size;
     check(head_size % 8 == 0 && head_size <= 128, "attention: the head size is a multiple of 8 up to 128");

@@ -25,7 +25,7 @@ struct RunningSoftmax {
     __device__ __forceinline__ RunningSoftmax() {
 #pragma unroll
         for (int r = 0; r < row_blocks; ++r) {
-            greatest[r][0] = greatest[r][1] = -INFINITY;
+            greatest[r][0] = greatest[r][1] = no_score;
             sum[r][0] = sum[r][1] = 0;
         }
     }
@@ -105,9 +105,10 @@ __device__ __forceinline__ void multiply_queries(Block (&scores)[row_blocks][key
     }
 }
 
-// Sets scores of keys that come after their query to -infinity. The blocks begin at `query` and `key`.
+// Sets scores of keys that their query does not see to -infinity. The blocks begin at `query` and `key`.
 template <int row_blocks, int key_blocks>
-__device__ __forceinline__ void hide_unseen(Block (&scores)[row_blocks][key_blocks], int query, int key) {
+__device__ __forceinline__ void hide_unseen(Block (&scores)[row_blocks][key_blocks], int query, int key,
+                                            int window) {
 #pragma unroll
     for (int r = 0; r < row_blocks; ++r) {
 #pragma unroll
@@ -116,7 +117,7 @@ __device__ __forceinline__ void hide_unseen(Block (&scores)[row_blocks][key_bloc
             for (int n = 0; n < 2; ++n) {
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
-                    if (key + 16 * j + block_column(n, i) > query + 16 * r + block_row(i)) {
+                    if (!sees(query + 16 * r + block_row(i), key + 16 * j + block_column(n, i), window)) {
                         scores[r][j][n][i] = -INFINITY;
                     }
                 }
@@ -186,11 +187,12 @@ struct AttentionForwardTiling {
 };
 
 // A block computes a tile of a head's queries; block (x, y, z) has head x of sequence y. The tiles are in
-// decreasing order, since the last has the most keys and should not start last. `scale` is log2(e) /
-// sqrt(HS).
+// decreasing order, since the last has the most keys and should not start last. Blocks of neighboring heads,
+// which may share keys, run at the same time. `scale` is log2(e) / sqrt(D).
 template <class Tiling>
 __global__ void __launch_bounds__(Tiling::threads, Tiling::blocks)
-    attention_forward_kernel6(bf16* out, float* lse, const bf16* qkv, AttentionSizes sizes, float scale) {
+    attention_forward_kernel6(bf16* out, float* lse, QueryKeyValue<const bf16> qkv, AttentionSizes sizes,
+                              float scale) {
     using QueryTile = typename Tiling::QueryTile;
     using KeyTile = typename Tiling::KeyTile;
     constexpr int threads = Tiling::threads;
@@ -206,44 +208,41 @@ __global__ void __launch_bounds__(Tiling::threads, Tiling::blocks)
     const int warp_query = first_query + warp_row;
     const int key_tiles = blocks_for(min(sizes.sequence, first_query + QueryTile::rows), KeyTile::rows);
 
-    // K_0, V_0, K_1, V_1 ... are copied in turn, each while the one before it is in use. A row of qkv has
-    // three parts; its values follow its keys.
-    TileCopy<threads, Tiling::columns> copy(head_of_qkv(qkv, sizes, 1, b, h), 0, sizes.sequence,
-                                            sizes.head_size);
-    const int part = sizes.heads * sizes.head_size;
-    const auto start_keys = [&] {
-        copy.start(keys);
-        copy.source += part;
+    const int first_tile = sizes.first_key(first_query) / KeyTile::rows;
+    const int key_head = sizes.key_head(h);
+
+    // K_0, V_0, K_1, V_1 ... are copied in turn, each while the one before it is in use.
+    const auto start_keys = [&](int tile) {
+        load_tile<threads>(keys, qkv.k, sizes, b, key_head, tile * KeyTile::rows);
         copy_async_commit();
     };
-    const auto start_values = [&] {
-        copy.start(values);
-        copy.source += std::int64_t{3 * KeyTile::rows - 1} * part;
-        copy.rows_left -= KeyTile::rows;
+    const auto start_values = [&](int tile) {
+        load_tile<threads>(values, qkv.v, sizes, b, key_head, tile * KeyTile::rows);
         copy_async_commit();
     };
-    load_tile<threads>(queries, head_of_qkv(qkv, sizes, 0, b, h), first_query, sizes.sequence,
-                       sizes.head_size);
-    start_keys();
+    load_tile<threads>(queries, head_of(qkv.q, sizes, b, h), first_query, sizes.sequence, sizes.head_size);
+    start_keys(first_tile);
 
     Block sums[row_blocks][column_blocks] = {};  // sum_j p_j v_j
     detail::RunningSoftmax<row_blocks> softmax;
-    for (int tile = 0; tile < key_tiles; ++tile) {
+    for (int tile = first_tile; tile < key_tiles; ++tile) {
         const int first_key = tile * KeyTile::rows;
-        // These are the same for a whole warp: whether some of its queries see these keys, and whether some
-        // do not see all.
-        const bool seen = first_key < warp_query + Tiling::warp_rows;
-        const bool diagonal = first_key + KeyTile::rows - 1 > warp_query;
+        // These are the same for a whole warp: whether some of its queries see some of these keys, and
+        // whether some do not see all. Hidden keys come later, or have left the window.
+        const bool seen = first_key < warp_query + Tiling::warp_rows &&
+                          first_key + KeyTile::rows + sizes.window > warp_query + 1;
+        const bool edge = first_key + KeyTile::rows - 1 > warp_query ||
+                          first_key + sizes.window < warp_query + Tiling::warp_rows;
 
         // After the barrier, all threads' copies of the keys have arrived, and the previous values are no
         // longer needed.
         copy_async_wait<0>();
         __syncthreads();
-        start_values();
+        start_values(tile);
         Block scores[row_blocks][key_blocks] = {};
         if (seen) {
             detail::multiply_queries(scores, queries, warp_row, keys);
-            if (diagonal) detail::hide_unseen(scores, warp_query, first_key);
+            if (edge) detail::hide_unseen(scores, warp_query, first_key, sizes.window);
             float factors[row_blocks][2];
             softmax.raise(factors, scores, scale);
             detail::scale_rows(sums, factors);
@@ -251,7 +250,7 @@ __global__ void __launch_bounds__(Tiling::threads, Tiling::blocks)
 
         copy_async_wait<0>();
         __syncthreads();
-        if (tile + 1 < key_tiles) start_keys();
+        if (tile + 1 < key_tiles) start_keys(tile + 1);
         if (seen) detail::multiply_values(sums, softmax, scores, scale, values);
     }
 
@@ -288,10 +287,11 @@ __global__ void __launch_bounds__(Tiling::threads, Tiling::blocks)
 namespace detail {
 
 template <class Tiling>
-void launch_attention_forward(const LaunchContext& on, bf16* out, float* lse, const bf16* qkv,
-                              const AttentionSizes& sizes) {
+void launch_attention_forward(const LaunchContext& on, bf16* out, float* lse,
+                              const QueryKeyValue<const bf16>& qkv, const AttentionSizes& sizes) {
     const int tiles = blocks_for(sizes.sequence, Tiling::QueryTile::rows);
     check(tiles <= 65535 && sizes.batch <= 65535, "attention: at most 65535 tiles and 65535 sequences");
+    check(sizes.batch * sizes.sequence < (std::int64_t{1} << 31), "attention: an int counts the rows");
     launch(on, attention_forward_kernel6<Tiling>,
            dim3(static_cast<unsigned>(sizes.heads), static_cast<unsigned>(sizes.batch),
                 static_cast<unsigned>(tiles)),
@@ -300,13 +300,14 @@ void launch_attention_forward(const LaunchContext& on, bf16* out, float* lse, co
 
 }  // namespace detail
 
-// out X (B,T,NH,HS), lse fp32 (B,NH,T), qkv X (B,T,3,NH,HS); HS is a multiple of 8 up to 128.
+// out X (B,T,H,D), lse fp32 (B,H,T), qkv: heads in rows of any tensors; D is a multiple of 8 up to 128. All
+// heads begin at multiples of 16 bytes.
 //
 // `block_threads` has an effect for bf16 only. A block of 256 threads has eight warps of 16 queries instead
 // of four of 32. The tile is the same, a thread has half the work, and a barrier waits for twice the warps.
 template <class X>
-void attention_forward(const LaunchContext& on, X* out, float* lse, const X* qkv, const AttentionSizes& sizes,
-                       int block_threads = 128) {
+void attention_forward(const LaunchContext& on, X* out, float* lse, const QueryKeyValue<const X>& qkv,
+                       const AttentionSizes& sizes, int block_threads = 128) {
     check(sizes.head_size % 8 == 0 && sizes.head_size <= 128,
           "attention: the head size is a multiple of 8 up to 128");
     check(block_threads == 128 || block_threads == 256, "attention: blocks have 128 or 256 threads");

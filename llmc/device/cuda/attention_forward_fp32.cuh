@@ -63,7 +63,8 @@ __device__ __forceinline__ float half_warp_reduce(float x, Operation operation L
 // `scale`: log2(e) / sqrt(HS)
 template <class X, class Tiling>
 __global__ void __launch_bounds__(Tiling::threads, 2)
-    attention_forward_kernel3(X* out, float* lse, const X* qkv, AttentionSizes sizes, float scale) {
+    attention_forward_kernel3(X* out, float* lse, QueryKeyValue<const X> qkv, AttentionSizes sizes,
+                              float scale) {
     constexpr int threads = Tiling::threads, columns = Tiling::columns, stride = Tiling::stride,
                   query_rows = Tiling::query_rows, key_rows = Tiling::key_rows, p_stride = Tiling::p_stride;
     constexpr int own_keys = key_rows / 16, own_fours = columns / 64;
@@ -76,15 +77,17 @@ __global__ void __launch_bounds__(Tiling::threads, 2)
     const int h = static_cast<int>(blockIdx.x), b = static_cast<int>(blockIdx.y);
     const int first_query = static_cast<int>(gridDim.z - 1 - blockIdx.z) * query_rows;
     const int column = static_cast<int>(threadIdx.x % 16), row = static_cast<int>(threadIdx.x / 16) * 4;
-    const HeadRows<const X> k = head_of_qkv(qkv, sizes, 1, b, h), v = head_of_qkv(qkv, sizes, 2, b, h);
-    detail::load_widened<threads, query_rows, columns, stride>(queries, head_of_qkv(qkv, sizes, 0, b, h),
+    const HeadRows<const X> k = head_of(qkv.k, sizes, b, sizes.key_head(h)),
+                            v = head_of(qkv.v, sizes, b, sizes.key_head(h));
+    detail::load_widened<threads, query_rows, columns, stride>(queries, head_of(qkv.q, sizes, b, h),
                                                                first_query, sizes.sequence, sizes.head_size);
 
     float sums[4][own_fours][4] = {};  // sum_j p_j v_j
     float sum[4] = {};                 // sum of the probabilities of this thread's keys
-    float greatest[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
+    float greatest[4] = {no_score, no_score, no_score, no_score};
     const int keys_seen = min(sizes.sequence, first_query + query_rows);
-    for (int first_key = 0; first_key < keys_seen; first_key += key_rows) {
+    for (int first_key = sizes.first_key(first_query) / key_rows * key_rows; first_key < keys_seen;
+         first_key += key_rows) {
         __syncthreads();  // the previous tile is no longer needed
         detail::load_widened<threads, key_rows, columns, stride>(keys, k, first_key, sizes.sequence,
                                                                  sizes.head_size);
@@ -115,7 +118,8 @@ __global__ void __launch_bounds__(Tiling::threads, 2)
             float larger = greatest[i];
 #pragma unroll
             for (int j = 0; j < own_keys; ++j) {
-                if (first_key + column + 16 * j > first_query + row + i) scores[i][j] = -INFINITY;
+                if (!sees(first_query + row + i, first_key + column + 16 * j, sizes.window))
+                    scores[i][j] = -INFINITY;
                 larger = fmaxf(larger, scores[i][j]);
             }
             larger = detail::half_warp_reduce(larger, Maximum{});
@@ -180,8 +184,8 @@ __global__ void __launch_bounds__(Tiling::threads, 2)
 }
 
 template <class X, class Tiling>
-void launch_attention_forward_kernel3(const LaunchContext& on, X* out, float* lse, const X* qkv,
-                                      const AttentionSizes& sizes) {
+void launch_attention_forward_kernel3(const LaunchContext& on, X* out, float* lse,
+                                      const QueryKeyValue<const X>& qkv, const AttentionSizes& sizes) {
     const int tiles = blocks_for(sizes.sequence, Tiling::query_rows);
     check(tiles <= 65535 && sizes.batch <= 65535, "attention: at most 65535 tiles and 65535 sequences");
     launch(on, attention_forward_kernel3<X, Tiling>,
@@ -192,8 +196,8 @@ void launch_attention_forward_kernel3(const LaunchContext& on, X* out, float* ls
 
 // Same parameters as attention_forward (attention_forward.cuh).
 template <class X>
-void attention_forward_without_tensor_cores(const LaunchContext& on, X* out, float* lse, const X* qkv,
-                                            const AttentionSizes& sizes) {
+void attention_forward_without_tensor_cores(const LaunchContext& on, X* out, float* lse,
+                                            const QueryKeyValue<const X>& qkv, const AttentionSizes& sizes) {
     if (sizes.head_size <= 64) {
         launch_attention_forward_kernel3<X, AttentionForwardFp32Tiling<64, 64>>(on, out, lse, qkv, sizes);
     } else {

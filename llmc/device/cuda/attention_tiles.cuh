@@ -1,4 +1,4 @@
-// Shared by attention's forward and backward kernels: a head's place in packed qkv, tiles of it in shared
+// Shared by attention's forward and backward kernels: a head's place in its rows, tiles of it in shared
 // memory, and the tensor cores' operands from such tiles. The head size may be less than a tile's columns.
 // Columns past the head and rows past the sequence are read as 0 and never written.
 #pragma once
@@ -11,17 +11,52 @@
 
 namespace llmc::cuda {
 
-// qkv (B,T,3,NH,HS); out and dout (B,T,NH,HS); lse (B,NH,T). The number of a head is b NH + h.
+// Heads of B T rows (device/heads.h): head h of row n begins at first + n stride + h head_size.
+template <class X>
+struct RowHeads {
+    X* first;
+    int stride;  // elements from row to row
+};
+template <class X>
+struct QueryKeyValue {
+    RowHeads<X> q, k, v;
+};
+
+// There are `heads` query heads. group() neighbors share a key head and its values. Row t sees key j if
+// t - window < j <= t. out and dout (B,T,H,D), lse (B,H,T); the number of a query head is b H + h.
 struct AttentionSizes {
     std::int64_t batch;
     int sequence, heads, head_size;
+    int key_heads = heads;
+    int window = sequence;  // hides nothing
+    float keys_per_head = static_cast<float>(key_heads) / static_cast<float>(heads);
 
+    // The key head that query head h reads: h K / H, rounded down. The product is at least half of K/H away
+    // from whole numbers, and exact to h K/H 2^-22, so this is right for any h below 2^21.
+    __host__ __device__ int key_head(int h) const {
+        return static_cast<int>((static_cast<float>(h) + 0.5f) * keys_per_head);
+    }
     __host__ __device__ std::int64_t all_heads() const { return batch * heads; }
+    __host__ __device__ int group() const { return heads / key_heads; }
+    // The first key that query t and later ones see.
+    __host__ __device__ int first_key(int t) const { return t < window ? 0 : t - window + 1; }
 };
 
-// exp(x / sqrt(HS)) = 2^(x attention_scale)
+// exp(x / sqrt(D)) = 2^(x attention_scale)
 inline float attention_scale(const AttentionSizes& s) {
     return log2_e / std::sqrt(static_cast<float>(s.head_size));
+}
+
+// q, k and v one after the other in rows of (H + 2 K) D elements.
+template <class X>
+QueryKeyValue<X> packed_heads(X* rows, int heads, int key_heads, int head_size) {
+    const int stride = (heads + 2 * key_heads) * head_size;
+    return {
+        {rows, stride}, {rows + heads * head_size, stride}, {rows + (heads + key_heads) * head_size, stride}};
+}
+template <class X>
+QueryKeyValue<X> packed_heads(X* rows, const AttentionSizes& s) {
+    return packed_heads(rows, s.heads, s.key_heads, s.head_size);
 }
 
 // The rows of one head, t = 0 ... T-1, `stride` elements apart.
@@ -33,27 +68,27 @@ struct HeadRows {
     __device__ __forceinline__ X* row(int t) const { return first + std::int64_t{t} * stride; }
 };
 
-// Part 0 (q), 1 (k) or 2 (v) of qkv, for sequence b and head h
+// Head h of sequence b
 template <class X>
-__device__ __forceinline__ HeadRows<X> head_of_qkv(X* qkv, const AttentionSizes& s, int part, int b, int h) {
-    const int stride = 3 * s.heads * s.head_size;
-    return {qkv + std::int64_t{b} * s.sequence * stride + (part * s.heads + h) * s.head_size, stride};
+__device__ __forceinline__ HeadRows<X> head_of(const RowHeads<X>& heads, const AttentionSizes& s, int b,
+                                               int h) {
+    return {heads.first + std::int64_t{b} * s.sequence * heads.stride + h * s.head_size, heads.stride};
 }
-// The same for a tensor (B,T,NH,HS)
+// The same for a tensor (B,T,H,D)
 template <class X>
 __device__ __forceinline__ HeadRows<X> head_of_out(X* out, const AttentionSizes& s, int b, int h) {
-    const int stride = s.heads * s.head_size;
-    return {out + std::int64_t{b} * s.sequence * stride + h * s.head_size, stride};
+    return head_of(RowHeads<X>{out, s.heads * s.head_size}, s, b, h);
 }
-// The same for a head's number. (A grid that has b and h as separate indices saves the division.)
-template <class X>
-__device__ __forceinline__ HeadRows<X> head_of_qkv(X* qkv, const AttentionSizes& s, int part, int head) {
-    return head_of_qkv(qkv, s, part, head / s.heads, head % s.heads);
+
+// Whether a query sees a key. Both comparisons in one: a later key gives a negative number, which is enormous
+// without a sign.
+__device__ __forceinline__ bool sees(int query, int key, int window) {
+    return static_cast<unsigned>(query - key) < static_cast<unsigned>(window);
 }
-template <class X>
-__device__ __forceinline__ HeadRows<X> head_of_out(X* out, const AttentionSizes& s, int head) {
-    return head_of_out(out, s, head / s.heads, head % s.heads);
-}
+
+// The maximum of no scores. A window may hide all keys of a tile from a row. The maximum is therefore finite:
+// differences between two of infinity would be NaN.
+inline constexpr float no_score = -3.402823466e38f;
 
 // The thread's warp. The shuffle tells the compiler that it is the same for all lanes.
 __device__ __forceinline__ int own_warp(LLMC_ONLY_SITE) {
@@ -62,6 +97,15 @@ __device__ __forceinline__ int own_warp(LLMC_ONLY_SITE) {
 }
 // The thread's lane. If registers are short, use lane_id().
 __device__ __forceinline__ int own_lane() { return static_cast<int>(threadIdx.x % warp_threads); }
+
+// Returns x, hiding its value from the compiler. Values derived from it after a loop are then computed there,
+// instead of being kept in registers during the loop.
+__device__ __forceinline__ int hidden_from_compiler(unsigned x) {
+#ifdef __CUDACC__
+    asm volatile("" : "+r"(x));
+#endif
+    return static_cast<int>(x);
+}
 
 // ---- tiles of bf16 in shared memory ----
 
@@ -118,6 +162,25 @@ struct TileCopy {
     __device__ static __forceinline__ int own_row() { return static_cast<int>(threadIdx.x / chunks); }
     __device__ static __forceinline__ int own_chunk() { return static_cast<int>(threadIdx.x % chunks); }
 };
+
+// Starts copying rows first ... of head h of sequence b into a tile, all indices computed anew. A loop that
+// copies from two tensors needs fewer registers than with two addresses that move along. With 64 columns,
+// where three blocks share the registers, the thread's place is computed anew too.
+template <int threads, int rows, int columns>
+__device__ __forceinline__ void load_tile(Tile<rows, columns> to, const RowHeads<const bf16>& from,
+                                          const AttentionSizes& s, int b, int h, int first LLMC_SITE) {
+    using Copy = TileCopy<threads, columns>;
+    const int thread = columns == 64 ? hidden_from_compiler(threadIdx.x) : static_cast<int>(threadIdx.x);
+    const int row = first + thread / Copy::chunks, column = thread % Copy::chunks * 8;
+    const int rows_left = column < s.head_size ? s.sequence - row : 0;
+    const bf16* const source =
+        from.first + std::int64_t{b * s.sequence + row} * from.stride + h * s.head_size + column;
+#pragma unroll
+    for (int i = 0; i < rows; i += Copy::rows_at_a_time) {
+        copy_async_16(to.chunk(Copy::own_row() + i, Copy::own_chunk()),
+                      source + std::int64_t{i} * from.stride, i < rows_left LLMC_PASS_SITE);
+    }
+}
 
 // Starts copying rows first ... of a head into a tile.
 template <int threads, int rows, int columns>

@@ -1,8 +1,8 @@
 // Implements cudnn_attention.h with cuDNN's graphs (scaled dot product attention; see "Attention" in its
-// documentation). A graph is built once for each set of sizes, which may take seconds; each execution passes
-// the operands' addresses. Q, K and V are read in place from packed (B,T,3,NH,HS); their gradients are
-// written to the same layout. The library is loaded when first needed, so that a program also starts without
-// it.
+// documentation). A graph is built once for each set of sizes and strides, which may take seconds; each
+// execution passes the operands' addresses. Q, K and V are read in place, by the strides of their rows; their
+// gradients are written likewise. The library is loaded when first needed, so that a program also starts
+// without it.
 #include "llmc/device/cuda/cudnn_attention.h"
 
 #include <cudnn.h>
@@ -15,10 +15,12 @@
 #include <exception>
 #include <map>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "llmc/core/standard_streams.h"
 #include "llmc/device/cuda/shared_library.h"
 
 // ---- The library
@@ -94,13 +96,31 @@ namespace {
 
 namespace fe = cudnn_frontend;
 
-// Throws cuDNN's message on one line.
-[[noreturn]] void refuse(const HeadSizes& s, std::string message) {
+// The elements from row to row of each tensor in which heads lie.
+struct RowStrides {
+    std::int64_t q, k, v;
+    auto operator<=>(const RowStrides&) const = default;
+};
+RowStrides strides_of(const Heads& q, const Heads& k, const Heads& v) {
+    return {q.rows.shape.last(), k.rows.shape.last(), v.rows.shape.last()};
+}
+
+// A plan is made for these sizes. The gradients' strides are those of q, k and v in a plan of the forward
+// pass.
+struct PlanSizes {
+    HeadSizes heads;
+    RowStrides inputs, gradients;
+    auto operator<=>(const PlanSizes&) const = default;
+};
+
+// Says on one line what cuDNN refuses, and why.
+std::string refusal(std::string_view pass, const HeadSizes& s, std::string message) {
     std::ranges::replace(message, '\n', ' ');
-    user_error(
-        "--attention cudnn: cuDNN {} refuses attention of {} sequences of {} tokens with {} heads of {} "
-        "channels: {}; use --attention flash",
-        fe::detail::get_backend_version_string(), s.batch, s.sequence, s.heads, s.head_size, message);
+    return fmt::format(
+        "--attention cudnn: cuDNN {} refuses the {} pass of attention for {} sequences of {} tokens with {} "
+        "heads of {} channels, {} heads of keys, {}: {}; this program's own kernels compute it",
+        fe::detail::get_backend_version_string(), pass, s.batch, s.sequence, s.heads, s.head_size,
+        s.key_heads, s.window < s.sequence ? fmt::format("a window of {}", s.window) : "no window", message);
 }
 
 class Handle {
@@ -124,14 +144,14 @@ class Handle {
 using TensorAttributes = fe::graph::Tensor_attributes;
 using GraphTensor = std::shared_ptr<TensorAttributes>;
 
-// The ids of operands in a graph. Those of Q, K and V, and those of their gradients, are consecutive.
+// The ids of operands in a graph.
 enum Operand : std::int64_t { q = 1, k, v, dq, dk, dv, out, dout, lse };
 using Addresses = std::unordered_map<std::int64_t, void*>;
 
 // One pass for given sizes.
 class Pass {
   public:
-    explicit Pass(const HeadSizes& sizes) : sizes_(sizes) {
+    explicit Pass(const PlanSizes& sizes) : sizes_(sizes.heads), in_(sizes.inputs), made_(sizes.gradients) {
         graph_.set_io_data_type(fe::DataType_t::BFLOAT16)
             .set_intermediate_data_type(fe::DataType_t::FLOAT)
             .set_compute_data_type(fe::DataType_t::FLOAT);
@@ -139,49 +159,65 @@ class Pass {
 
     void describe_forward() {
         auto options = fe::graph::SDPA_attributes().set_name("attention_forward").set_generate_stats(true);
-        options.set_causal_mask(true).set_attn_scale(scale());
+        set_mask(options);
         const auto [result, stats] =
-            graph_.sdpa(input(q, packed()), input(k, packed()), input(v, packed()), options);
+            graph_.sdpa(input(q, queries(in_.q)), input(k, keys(in_.k)), input(v, keys(in_.v)), options);
         output(result, out, whole());
         output(stats, lse, log_sums());
     }
 
     void describe_backward() {
         auto options = fe::graph::SDPA_backward_attributes().set_name("attention_backward");
-        options.set_causal_mask(true).set_attn_scale(scale()).set_deterministic_algorithm(true);
-        const auto gradients =
-            graph_.sdpa_backward(input(q, packed()), input(k, packed()), input(v, packed()),
+        set_mask(options);
+        options.set_deterministic_algorithm(true);
+        const auto [of_q, of_k, of_v] =
+            graph_.sdpa_backward(input(q, queries(in_.q)), input(k, keys(in_.k)), input(v, keys(in_.v)),
                                  input(out, whole()), input(dout, whole()), input(lse, log_sums()), options);
-        for (std::size_t i = 0; i < gradients.size(); ++i)
-            output(gradients[i], static_cast<Operand>(dq + static_cast<std::int64_t>(i)), packed());
+        output(of_q, dq, queries(made_.q));
+        output(of_k, dk, keys(made_.k));
+        output(of_v, dv, keys(made_.v));
     }
 
-    void build(cudnnHandle_t handle) {
-        run_or_refuse([&] { return graph_.build(handle, {fe::HeurMode_t::A}); });
-        run_or_refuse([&] { return graph_.get_workspace_size(workspace_bytes_); });
+    // Returns cuDNN's message if it refuses; empty: the pass can run.
+    std::string build(cudnnHandle_t handle) {
+        std::string message = message_of([&] { return graph_.build(handle, {fe::HeurMode_t::A}); });
+        if (message.empty())
+            message = message_of([&] { return graph_.get_workspace_size(workspace_bytes_); });
+        return message;
     }
 
     std::size_t workspace_bytes() const { return static_cast<std::size_t>(workspace_bytes_); }
 
     void run(cudnnHandle_t handle, Addresses& addresses, void* workspace) const {
-        run_or_refuse([&] { return graph_.execute(handle, addresses, workspace); });
+        const std::string message = message_of([&] { return graph_.execute(handle, addresses, workspace); });
+        if (!message.empty())
+            user_error("--attention cudnn: cuDNN failed: {}; use --attention flash", message);
     }
 
   private:
-    // Memory as a tensor (B,NH,T,HS), or (B,NH,T,1).
+    // Memory as a tensor (B,heads,T,D), or (B,H,T,1).
     struct Layout {
         std::vector<std::int64_t> sizes, strides;
         fe::DataType_t type = fe::DataType_t::BFLOAT16;
     };
-    Layout of_parts(std::int64_t parts) const {
-        const auto [B, T, NH, HS] = sizes_;
-        return {{B, NH, T, HS}, {T * parts * NH * HS, HS, parts * NH * HS, 1}};
+    Layout rows(std::int64_t heads, std::int64_t stride) const {
+        const std::int64_t T = sizes_.sequence, D = sizes_.head_size;
+        return {{sizes_.batch, heads, T, D}, {T * stride, D, stride, 1}};
     }
-    Layout packed() const { return of_parts(3); }
-    Layout whole() const { return of_parts(1); }
+    Layout queries(std::int64_t stride) const { return rows(sizes_.heads, stride); }
+    Layout keys(std::int64_t stride) const { return rows(sizes_.key_heads, stride); }
+    Layout whole() const { return queries(sizes_.heads * sizes_.head_size); }
     Layout log_sums() const {
-        const auto [B, T, NH, HS] = sizes_;
-        return {{B, NH, T, 1}, {NH * T, T, 1, 1}, fe::DataType_t::FLOAT};
+        const std::int64_t H = sizes_.heads, T = sizes_.sequence;
+        return {{sizes_.batch, H, T, 1}, {H * T, T, 1, 1}, fe::DataType_t::FLOAT};
+    }
+
+    // Row t sees column j if j <= t and, with a window, t < j + window.
+    template <class Options>
+    void set_mask(Options& options) const {
+        options.set_causal_mask(true).set_attn_scale(1.0f / std::sqrt(static_cast<float>(sizes_.head_size)));
+        if (sizes_.window < sizes_.sequence)
+            options.set_sliding_window_length(static_cast<int>(sizes_.window));
     }
 
     GraphTensor input(Operand operand, const Layout& layout) {
@@ -198,82 +234,103 @@ class Pass {
             .set_stride(layout.strides)
             .set_data_type(layout.type);
     }
-    float scale() const { return 1.0f / std::sqrt(static_cast<float>(sizes_.head_size)); }
 
     // The frontend reports errors by its return value, and sometimes by an exception.
     template <class F>
-    void run_or_refuse(F&& f) const {
+    static std::string message_of(F&& f) {
         fe::error_t error;
         try {
             error = f();
         } catch (const UserError&) {
             throw;
         } catch (const std::exception& fault) {
-            refuse(sizes_, fault.what());
+            return fmt::format("{}", fault.what());
         }
-        if (error.is_bad()) refuse(sizes_, error.get_message());
+        return error.is_bad() ? error.get_message() : "";
     }
 
     HeadSizes sizes_;
+    RowStrides in_, made_;
     fe::graph::Graph graph_;
     std::int64_t workspace_bytes_ = 0;
 };
 
-// Adds the addresses of the three parts of a packed tensor.
-void add_parts(Addresses& addresses, Operand first, const Tensor& packed, const HeadSizes& s) {
-    const auto part_bytes = static_cast<std::size_t>(s.heads * s.head_size) * size_of(packed.dtype);
-    for (std::size_t i = 0; i < 3; ++i)
-        addresses[first + static_cast<std::int64_t>(i)] = packed.data + i * part_bytes;
+// The address of the first head.
+void* address(const Heads& heads) {
+    return heads.rows.data + static_cast<std::size_t>(heads.first) * size_of(heads.rows.dtype);
 }
 
 class Attention final : public CudnnAttention {
   public:
     std::size_t workspace_bytes(const HeadSizes& sizes) override {
-        planned_bytes_ = std::max(
-            {planned_bytes_, forward_pass(sizes).workspace_bytes(), backward_pass(sizes).workspace_bytes()});
+        const std::int64_t row = (sizes.heads + 2 * sizes.key_heads) * sizes.head_size;
+        const RowStrides packed{row, row, row};
+        for (const Pass* pass :
+             {forward_pass({sizes, packed, packed}), backward_pass({sizes, packed, packed})})
+            planned_bytes_ = std::max(planned_bytes_, pass ? pass->workspace_bytes() : 0);
         return planned_bytes_;
     }
 
     void set_workspace(void* workspace) override { workspace_ = workspace; }
 
-    void forward(cudaStream_t stream, const Tensor& to_out, const Tensor& to_lse, const Tensor& qkv,
-                 const HeadSizes& sizes) override {
-        Addresses addresses{{out, to_out.data}, {lse, to_lse.data}};
-        add_parts(addresses, q, qkv, sizes);
-        run(stream, forward_pass(sizes), addresses);
+    bool forward(cudaStream_t stream, const Tensor& to_out, const Tensor& to_lse, const Heads& of_q,
+                 const Heads& of_k, const Heads& of_v, const HeadSizes& sizes) override {
+        const RowStrides strides = strides_of(of_q, of_k, of_v);
+        const Pass* const pass = forward_pass({sizes, strides, strides});
+        return run(stream, pass,
+                   {{out, to_out.data},
+                    {lse, to_lse.data},
+                    {q, address(of_q)},
+                    {k, address(of_k)},
+                    {v, address(of_v)}});
     }
 
-    void backward(cudaStream_t stream, const Tensor& to_dqkv, const Tensor& of_dout, const Tensor& qkv,
+    bool backward(cudaStream_t stream, const Heads& to_dq, const Heads& to_dk, const Heads& to_dv,
+                  const Tensor& of_dout, const Heads& of_q, const Heads& of_k, const Heads& of_v,
                   const Tensor& of_out, const Tensor& of_lse, const HeadSizes& sizes) override {
-        Addresses addresses{{dout, of_dout.data}, {out, of_out.data}, {lse, of_lse.data}};
-        add_parts(addresses, q, qkv, sizes);
-        add_parts(addresses, dq, to_dqkv, sizes);
-        run(stream, backward_pass(sizes), addresses);
+        const Pass* const pass =
+            backward_pass({sizes, strides_of(of_q, of_k, of_v), strides_of(to_dq, to_dk, to_dv)});
+        return run(stream, pass,
+                   {{dout, of_dout.data},
+                    {out, of_out.data},
+                    {lse, of_lse.data},
+                    {q, address(of_q)},
+                    {k, address(of_k)},
+                    {v, address(of_v)},
+                    {dq, address(to_dq)},
+                    {dk, address(to_dk)},
+                    {dv, address(to_dv)}});
     }
 
   private:
-    using Passes = std::map<HeadSizes, std::unique_ptr<Pass>>;
+    // Null: cuDNN refuses.
+    using Passes = std::map<PlanSizes, std::unique_ptr<Pass>>;
 
-    const Pass& forward_pass(const HeadSizes& sizes) {
-        return pass(forward_, sizes, [](Pass& made) { made.describe_forward(); });
+    const Pass* forward_pass(const PlanSizes& sizes) {
+        return pass(forward_, "forward", sizes, [](Pass& made) { made.describe_forward(); });
     }
-    const Pass& backward_pass(const HeadSizes& sizes) {
-        return pass(backward_, sizes, [](Pass& made) { made.describe_backward(); });
+    const Pass* backward_pass(const PlanSizes& sizes) {
+        return pass(backward_, "backward", sizes, [](Pass& made) { made.describe_backward(); });
     }
     template <class F>
-    const Pass& pass(Passes& passes, const HeadSizes& sizes, F&& describe) {
+    const Pass* pass(Passes& passes, std::string_view name, const PlanSizes& sizes, F&& describe) {
         const auto found = passes.find(sizes);
-        if (found != passes.end()) return *found->second;
+        if (found != passes.end()) return found->second.get();
         auto made = std::make_unique<Pass>(sizes);
         describe(*made);
-        made->build(handle_.get());
-        return *(passes[sizes] = std::move(made));
+        const std::string message = made->build(handle_.get());
+        if (!message.empty()) {
+            write_error(refusal(name, sizes.heads, message) + "\n");
+            made.reset();
+        }
+        return (passes[sizes] = std::move(made)).get();
     }
 
-    void run(cudaStream_t stream, const Pass& pass, Addresses& addresses) {
-        check(pass.workspace_bytes() <= planned_bytes_, "the workspace was planned for these sizes");
+    bool run(cudaStream_t stream, const Pass* pass, Addresses addresses) {
+        if (!pass || pass->workspace_bytes() > planned_bytes_) return false;
         check(cudnnSetStream(handle_.get(), stream) == CUDNN_STATUS_SUCCESS, "cudnnSetStream");
-        pass.run(handle_.get(), addresses, workspace_);
+        pass->run(handle_.get(), addresses, workspace_);
+        return true;
     }
 
     Handle handle_;

@@ -8,22 +8,28 @@
 #include <memory>
 
 #include "llmc/core/tensor.h"
+#include "llmc/device/heads.h"
 #include "llmc/device/operands.h"
 
 namespace llmc::cuda {
 
+// cuDNN does not take all sizes: an old one may refuse a window, for instance. A refusal is told once on
+// standard error, with cuDNN's reason. Our own kernels then compute these sizes.
 class CudnnAttention {
   public:
     virtual ~CudnnAttention() = default;
 
-    // The workspace for these sizes. cuDNN's plans for them are made here. Throws a UserError if cuDNN has
-    // none.
+    // The workspace for these sizes, with q, k and v one after the other in the rows of one tensor; 0 if
+    // cuDNN refuses them. cuDNN's plans for them are made here.
     virtual std::size_t workspace_bytes(const HeadSizes& sizes) = 0;
     virtual void set_workspace(void* workspace) = 0;
-    virtual void forward(cudaStream_t stream, const Tensor& out, const Tensor& lse, const Tensor& qkv,
-                         const HeadSizes& sizes) = 0;
+    // These do nothing and return false if cuDNN refuses the sizes or the places of the heads, or needs more
+    // workspace for them than was planned.
+    virtual bool forward(cudaStream_t stream, const Tensor& out, const Tensor& lse, const Heads& q,
+                         const Heads& k, const Heads& v, const HeadSizes& sizes) = 0;
     // Deterministic: gives the same bits each time.
-    virtual void backward(cudaStream_t stream, const Tensor& dqkv, const Tensor& dout, const Tensor& qkv,
+    virtual bool backward(cudaStream_t stream, const Heads& dq, const Heads& dk, const Heads& dv,
+                          const Tensor& dout, const Heads& q, const Heads& k, const Heads& v,
                           const Tensor& out, const Tensor& lse, const HeadSizes& sizes) = 0;
 };
 
