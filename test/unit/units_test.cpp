@@ -146,6 +146,22 @@ TEST(Units, MatricesDecayAndVectorsDoNot) {
     }
 }
 
+TEST(Units, ProjectionsIntoTheResidualStreamBeginSmaller) {
+    // Two additions a block: the variance of their sum over the blocks is that of one usual product.
+    const GPTConfig deep{.layers = 8, .heads = 2, .channels = 16, .sequence_length = 4, .vocabulary = 5};
+    int matrices = 0;
+    for (const UnitSpec& unit : gpt_units(deep)) {
+        for (const ParamSpec& param : unit.params) {
+            if (!param.decays()) continue;
+            const bool projects = param.name.ends_with("c_proj.weight");
+            EXPECT_DOUBLE_EQ(param.init.stddev, projects ? 0.02 / 4 : 0.02) << unit.name << "." << param.name;
+            EXPECT_EQ(param.init.mean, 0.0);
+            matrices += 1;
+        }
+    }
+    EXPECT_EQ(matrices, 2 + 8 * 4);  // both embeddings, and four products a block
+}
+
 TEST(Units, AnUnknownTensorIsAFaultOfTheProgram) {
     std::vector<float> values(8);
     const UnitLayout ln_f(gpt_units(odd).back());
