@@ -28,13 +28,14 @@
 #include "llmc/device/cuda/attention_backward.cuh"
 
 #include "dev/attention_backward_reference.h"
+#include "dev/attention_forward_reference.h"
 #include "dev/lab/lab.h"
 
 namespace lab::attention_backward_variants {
 
 using namespace llmc::cuda;
 
-inline constexpr int no_window = 1 << 30;
+inline constexpr int no_window = 1 << 30;  // hides nothing
 
 // ---- a head's place, from its number b H + h; there are as many key heads as query heads ----
 
@@ -319,7 +320,7 @@ class AttentionBackward : public Problem {
              static_cast<int>(shape[2]),
              static_cast<int>(shape[3]),
              static_cast<int>(shape[4]),
-             static_cast<int>(std::min(shape[5], shape[1]))},
+             window_of(shape[5], shape[1])},
           qkv_(shape[0] * shape[1] * packed_row(s_)),
           out_(elements()),
           dout_(elements()),
@@ -463,33 +464,31 @@ const Registration registration({
                  {3, "tensor cores", {128}},
                  {4, "5 products, a block does a head", {128}},
                  {5, "7 products, a block does 128 rows", {128}}},
-    .checked = {{1, 24, 1, 8, 1, no_window},
-                {1, 1, 1, 64, 1, no_window},
-                {2, 33, 2, 40, 2, no_window},
-                {1, 140, 1, 64, 1, no_window},
-                {1, 72, 2, 128, 2, no_window},
-                {1, 72, 4, 24, 2, no_window},
+    .checked = {{1, 24, 1, 8, 1, 0},
+                {1, 1, 1, 64, 1, 0},
+                {2, 33, 2, 40, 2, 0},
+                {1, 140, 1, 64, 1, 0},
+                {1, 72, 2, 128, 2, 0},
+                {1, 72, 4, 24, 2, 0},
                 {1, 150, 2, 16, 1, 35}},
-    .timed = {{16, 1024, 12, 64, 12, no_window},
-              {4, 4096, 12, 64, 12, no_window},
-              {8, 1024, 16, 128, 16, no_window},
-              {2, 4096, 16, 128, 16, no_window},
-              {1, 8192, 32, 128, 8, no_window},
+    .timed = {{16, 1024, 12, 64, 12, 0},
+              {4, 4096, 12, 64, 12, 0},
+              {8, 1024, 16, 128, 16, 0},
+              {2, 4096, 16, 128, 16, 0},
+              {1, 8192, 32, 128, 8, 0},
               {1, 8192, 32, 128, 8, 1024}},
     .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
     // Variants 2 and 5 have key heads that query heads share, and windows. Tensor cores multiply bf16. The
     // matrices of variant 1 do not fit memory for a long sequence.
     .takes =
         [](int variant, llmc::DType dtype, const Shape& shape) {
-            const bool plain = shape[4] == shape[2] && shape[5] >= shape[1];
+            const bool plain = shape[4] == shape[2] && shape[5] == 0;
             if (!plain && variant != 2 && variant != 5) return false;
             if (variant == 1) return shape[1] <= 1024;
             return variant == 2 || dtype == llmc::DType::bf16;
         },
     .make = make_problem<AttentionBackward>,
-    .checked_for_races = {{1, 24, 2, 8, 2, no_window},
-                          {1, 34, 2, 128, 2, no_window},
-                          {1, 134, 1, 64, 1, no_window}},
+    .checked_for_races = {{1, 24, 2, 8, 2, 0}, {1, 34, 2, 128, 2, 0}, {1, 134, 1, 64, 1, 0}},
 });
 
 }  // namespace lab::attention_backward_variants

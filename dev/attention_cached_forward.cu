@@ -29,8 +29,6 @@ namespace lab::attention_cached_forward_variants {
 
 using namespace llmc::cuda;
 
-inline constexpr int no_window = 1 << 30;
-
 // ---- 1: a warp does a head of a row ----
 
 template <class X>
@@ -88,8 +86,9 @@ template <class X>
 class AttentionCachedForward : public Problem {
   public:
     AttentionCachedForward(const Shape& shape, Draw& draw)
-        : sizes_{static_cast<int>(shape[0]), static_cast<int>(shape[1]), static_cast<int>(shape[2]),
-                 static_cast<int>(shape[3]), static_cast<int>(shape[4]), static_cast<int>(shape[5])},
+        : sizes_{static_cast<int>(shape[0]), static_cast<int>(shape[1]),
+                 static_cast<int>(shape[2]), static_cast<int>(shape[3]),
+                 static_cast<int>(shape[4]), window_of(shape[5], shape[0] + shape[1])},
           given_(2 * (shape[0] + shape[1]) * channels()),
           cache_(given_.size()),
           qkv_(shape[0] * row_elements()),
@@ -199,25 +198,23 @@ const Registration registration({
     .sizes = {"rows", "position", "heads", "head size", "key heads", "window"},
     .variants = {{1, "a warp does a head of a row", {32, 128}},
                  {2, "a block does, several keys at once", {256}}},
-    .checked = {{1, 20, 1, 16, 1, no_window},
-                {1, 0, 2, 64, 2, no_window},
-                {3, 150, 2, 64, 2, no_window},
-                {2, 33, 1, 128, 1, no_window},
-                {1, 70, 1, 88, 1, no_window},
-                {2, 40, 4, 24, 2, no_window},
+    .checked = {{1, 20, 1, 16, 1, 0},
+                {1, 0, 2, 64, 2, 0},
+                {3, 150, 2, 64, 2, 0},
+                {2, 33, 1, 128, 1, 0},
+                {1, 70, 1, 88, 1, 0},
+                {2, 40, 4, 24, 2, 0},
                 {2, 70, 2, 16, 1, 30}},
-    .timed = {{1, 1023, 12, 64, 12, no_window},
-              {1, 1023, 25, 64, 25, no_window},
-              {1, 4095, 32, 128, 32, no_window},
-              {1024, 0, 12, 64, 12, no_window},
-              {1, 8191, 32, 128, 8, no_window},
+    .timed = {{1, 1023, 12, 64, 12, 0},
+              {1, 1023, 25, 64, 25, 0},
+              {1, 4095, 32, 128, 32, 0},
+              {1024, 0, 12, 64, 12, 0},
+              {1, 8191, 32, 128, 8, 0},
               {1, 8191, 32, 128, 8, 4096}},
     .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
     .takes = {},
     .make = make_problem<AttentionCachedForward>,
-    .checked_for_races = {{2, 20, 1, 16, 1, no_window},
-                          {1, 5, 1, 64, 1, no_window},
-                          {1, 5, 1, 128, 1, no_window}},
+    .checked_for_races = {{2, 20, 1, 16, 1, 0}, {1, 5, 1, 64, 1, 0}, {1, 5, 1, 128, 1, 0}},
 });
 
 }  // namespace lab::attention_cached_forward_variants

@@ -144,7 +144,7 @@ __global__ void attention_forward_kernel2(X* out, float* lse, QueryKeyValue<cons
 // ---- 4 and 5: a block does 64 queries on tensor cores, a warp 16 ----
 
 inline constexpr int tile_rows = 64, tile_threads = 128;
-inline constexpr int no_window = 1 << 30;
+inline constexpr int no_window = 1 << 30;  // hides nothing
 
 // Rows in the same order as in memory.
 template <int columns_>
@@ -281,7 +281,7 @@ class AttentionForward : public Problem {
                  static_cast<int>(shape[2]),
                  static_cast<int>(shape[3]),
                  static_cast<int>(shape[4]),
-                 static_cast<int>(std::min(shape[5], shape[1]))},
+                 window_of(shape[5], shape[1])},
           qkv_(shape[0] * shape[1] * packed_row(sizes_)),
           out_(elements()),
           lse_(sizes_.all_heads() * sizes_.sequence) {
@@ -405,27 +405,27 @@ const Registration registration({
                  {4, "tensor cores", {128}},
                  {5, "cp.async, no bank conflicts", {128}},
                  {6, "32 queries a warp, longest first", {128, 256}}},
-    .checked = {{1, 70, 1, 16, 1, no_window},
-                {1, 1, 2, 64, 2, no_window},
-                {2, 129, 2, 64, 1, no_window},
-                {1, 66, 3, 128, 3, no_window},
-                {1, 150, 1, 88, 1, no_window},
+    .checked = {{1, 70, 1, 16, 1, 0},
+                {1, 1, 2, 64, 2, 0},
+                {2, 129, 2, 64, 1, 0},
+                {1, 66, 3, 128, 3, 0},
+                {1, 150, 1, 88, 1, 0},
                 {1, 150, 2, 24, 1, 35}},
-    .timed = {{8, 1024, 12, 64, 12, no_window},
-              {2, 4096, 12, 64, 12, no_window},
-              {4, 1024, 16, 128, 16, no_window},
-              {1, 4096, 16, 128, 16, no_window},
-              {1, 8192, 32, 128, 8, no_window},
+    .timed = {{8, 1024, 12, 64, 12, 0},
+              {2, 4096, 12, 64, 12, 0},
+              {4, 1024, 16, 128, 16, 0},
+              {1, 4096, 16, 128, 16, 0},
+              {1, 8192, 32, 128, 8, 0},
               {1, 8192, 32, 128, 8, 1024}},
     .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
     .takes =
         [](int variant, llmc::DType dtype, const Shape& shape) {
-            if (variant == 1 && shape[1] > 1024) return false;                      // its matrix is too large
-            if (shape[5] < shape[1] && variant != 3 && variant != 6) return false;  // has no windows
+            if (variant == 1 && shape[1] > 1024) return false;                // its matrix is too large
+            if (shape[5] != 0 && variant != 3 && variant != 6) return false;  // has no windows
             return variant <= 3 || dtype == llmc::DType::bf16;
         },
     .make = make_problem<AttentionForward>,
-    .checked_for_races = {{1, 130, 1, 16, 1, no_window}, {1, 130, 1, 128, 1, no_window}},
+    .checked_for_races = {{1, 130, 1, 16, 1, 0}, {1, 130, 1, 128, 1, 0}},
 });
 
 }  // namespace lab::attention_forward_variants

@@ -5,9 +5,15 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 namespace lab {
+
+// The window of a shape of the lab, for kernels: 0 hides nothing, like one of `rows` keys.
+inline int window_of(std::int64_t window, std::int64_t rows) {
+    return static_cast<int>(window == 0 ? rows : std::min(window, rows));
+}
 
 // One query's attention in a head, over the keys that it sees.
 class AttentionRow {

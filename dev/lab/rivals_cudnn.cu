@@ -77,8 +77,8 @@ std::vector<Rival> cudnn_rivals(const std::string& operation, const std::vector<
         return {{.name = "cuDNN", .run = {}, .missing = "the lab asks it for whole sequences alone"}};
     const bool backward = operation == "attention_backward";
     if (!backward && operation != "attention_forward") return {};
-    const llmc::HeadSizes sizes{shape[0], shape[1], shape[2],
-                                shape[3], shape[4], std::min(shape[5], shape[1])};
+    const std::int64_t window = shape[5] == 0 ? shape[1] : std::min(shape[5], shape[1]);
+    const llmc::HeadSizes sizes{shape[0], shape[1], shape[2], shape[3], shape[4], window};
     std::shared_ptr<Attention> attention;
     try {
         attention = std::make_shared<Attention>(llmc::cuda::make_cudnn_attention(), sizes, backward);

@@ -5,7 +5,7 @@
 
 namespace lab {
 
-// For attention_forward and attention_backward at (B, T, H, D, K, window).
+// For attention_forward and attention_backward at (B, T, H, D, K, window); window 0 is none.
 std::vector<Rival> cudnn_rivals(const std::string& operation, const std::vector<std::int64_t>& shape);
 
 }  // namespace lab
