@@ -172,7 +172,8 @@ TEST_P(CpuAttention, BackwardOverwrites) {
         std::vector<double> reference(static_cast<std::size_t>(qkv->elements()), 0.0);
         std::vector<double> error(reference.size(), 0.0);
         const auto head_size = static_cast<double>(s.HS);
-        const double sums = (static_cast<double>(s.T * s.NH / s.K) + 3.0) * u32;
+        const std::int64_t addends = s.T * s.NH / s.K;
+        const double sums = (static_cast<double>(addends) + 3.0) * u32;
         const auto add = [&](int part, std::int64_t b, std::int64_t t, std::int64_t h, std::int64_t c,
                              double factor, double factor_error, double other) {
             const auto i = static_cast<std::size_t>(s.in_qkv(part, b, t, h, c));
