@@ -34,7 +34,7 @@ __device__ __forceinline__ SwigluPlace swiglu_place(int pack) {
 
 // If e^-a overflows, the result is 0.
 __device__ __forceinline__ float logistic(float a) {
-    constexpr auto minus_log2_e = static_cast<float>(-log2_e);
+    constexpr float minus_log2_e = -log2_e;
     return reciprocal_approximate(1 + exp2_approximate(a * minus_log2_e));
 }
 
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(detail::swiglu_max_threads)
         for (int i = 0; i < pack; ++i) {
             const float x = to_float(a[r][i]);
             // With z = e^-|a|, s and 1 - s are 1/(1 + z) and z/(1 + z), or the other way round.
-            constexpr auto minus_log2_e = static_cast<float>(-log2_e);
+            constexpr float minus_log2_e = -log2_e;
             const float z = exp2_approximate(fabsf(x) * minus_log2_e);
             const float large = reciprocal_approximate(1 + z), small = z * large;
             const float s = x < 0 ? small : large, rest = x < 0 ? large : small;
