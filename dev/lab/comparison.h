@@ -7,6 +7,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
 #include <string>
 #include <type_traits>
 
@@ -33,8 +34,10 @@ class Comparison {
         worst_ = std::isnan(error) ? HUGE_VAL : error;
         if (worst_ <= 1) return;
         if (failures_++ == 0) {
-            first_ = std::string(what) + "[" + std::to_string(index) + "] is " + std::to_string(got) +
-                     ", should be " + std::to_string(wanted) + " within " + std::to_string(bound);
+            char text[160];
+            std::snprintf(text, sizeof(text), "[%lld] is %.9g, should be %.9g within %.3g",
+                          static_cast<long long>(index), got, wanted, bound);
+            first_ = std::string(what) + text;
         }
     }
     // For values that must be equal.

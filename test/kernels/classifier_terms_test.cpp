@@ -88,7 +88,10 @@ class ClassifierOfTerms : public Kernels<X> {
                     const double slope = terms.cap > 0 ? 1 - std::pow(std::tanh(x / terms.cap), 2) : 1;
                     // The part of the softmax, times scale and slope.
                     const double of_p = std::fabs(d) + (v == inputs.targets[row] ? scale * slope : 0);
-                    const double error = bounds.p * of_p + (5 * u + bounds.slope) * (std::fabs(d) + of_p);
+                    // A term below the smallest normal number may become 0, before the factor multiplies it.
+                    const double underflow = scale * slope * std::fabs(bounds.factor) * 0x1p-126;
+                    const double error =
+                        bounds.p * of_p + (5 * u + bounds.slope) * (std::fabs(d) + of_p) + underflow;
                     comparison.see("dlogits", i, to_float(dlogits[i]), d, twice_rounded<X>(d, error));
                 }
             }
