@@ -358,7 +358,7 @@ endif
 # JSON and options, and files that run once per model.
 OF_TESTS := $(filter $(BUILD)/objects/test/%,$(call objects,$(SOURCES)))
 OF_TEMPLATES := $(call objects,$(addprefix llmc/,io/checkpoint io/metrics train/checkpointer train/option_rules train/options train/records train/report train/resume \
-    $(addprefix model/,check_lists derive_lists derive_rows family gpt2 model trace) train/model_report))
+    $(addprefix model/,check_lists derive_lists derive_rows family gpt2 model placing trace) train/model_report))
 $(OF_TESTS) $(OF_TEMPLATES): FILE_FLAGS = -Og
 ifdef PRECOMPILES
 $(eval $(call precompile,objects,dev/precompiled.h,$(COMPILE),$(BUILD)/flags.txt,$(filter-out $(OF_TESTS) $(OF_TEMPLATES),$(call objects,$(SOURCES)))))

@@ -1,5 +1,5 @@
 // Two steps of the derivation of a part's lists (part_lists.h): where the storages of a draft lie
-// (derive_lists.cpp), and the lists for generation (derive_rows.cpp).
+// (placing.cpp), and the lists for generation (derive_rows.cpp).
 #pragma once
 
 #include <functional>

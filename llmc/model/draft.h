@@ -1,5 +1,5 @@
 // Drafts of a part's passes: calls whose operands are values and gradients, before it is decided where these
-// lie (derive_lists.cpp, derive_rows.cpp). A draft is in single-assignment form: changing memory in place
+// lie (placing.cpp, derive_rows.cpp). A draft is in single-assignment form: changing memory in place
 // makes a new version.
 #pragma once
 

@@ -1,6 +1,6 @@
-// A row of the table of operations (operations.cpp, head_loss.cpp), and the interface by which it writes its
-// calls. A call runs a function of Ops or an exchange between tensor-parallel ranks. derive_lists.cpp
-// decides where its operands lie.
+// A row of the table of operations (operations*.cpp, head_loss.cpp), and the interface by which it writes its
+// calls. A call runs a function of Ops or an exchange between tensor-parallel ranks. placing.cpp decides
+// where its operands lie.
 #pragma once
 
 #include <cstddef>

@@ -1,68 +1,16 @@
-// The table of operations: for each, its calls forward and backward, its work and its workspace.
+// The table of operations: for each, its calls forward and backward, its work and its workspace. Products and
+// attention have files of their own.
 #include "llmc/model/operations.h"
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <utility>
 
-#include "llmc/device/packed_heads.h"
-#include "llmc/model/operation.h"
+#include "llmc/model/operation_rows.h"
 
 namespace llmc {
 
 namespace {
-
-// ---- shared by several rows
-
-std::int64_t features_of(const Part& part, int value) { return part.value(value).features(); }
-
-// FLOPs per feature of the first output.
-template <int Forward, int Backward>
-Work elementwise(const Part& part, const Node& node) {
-    const auto features = static_cast<double>(features_of(part, node.out[0]));
-    return {.other = Forward * features, .other_backward = Backward * features};
-}
-
-// The bytes that each rank sends to all-gather or reduce-scatter `whole`.
-std::uint64_t gathered_bytes(const Calls& c, const Operand& whole) {
-    const auto bytes = static_cast<std::uint64_t>(whole.shape.elements()) * size_of(whole.dtype);
-    const auto ranks = static_cast<std::uint64_t>(c.sizes().split.ranks);
-    return bytes / ranks * (ranks - 1);
-}
-std::uint64_t summed_bytes(const Calls& c, const Operand& whole) {
-    const auto bytes = static_cast<std::uint64_t>(whole.shape.elements()) * size_of(whole.dtype);
-    return all_reduce_bytes(bytes, size_of(whole.dtype), static_cast<std::uint64_t>(c.sizes().split.ranks));
-}
-
-void at_least(std::int64_t& size, std::int64_t needed) { size = std::max(size, needed); }
-void ask_for_rows(const Part& part, const Node& node, const PartSizes&, WorkspaceRequest& request) {
-    at_least(request.channels, features_of(part, node.out[0]));
-}
-void ask_for_product(const Part& part, const Node& node, const PartSizes&, WorkspaceRequest& request) {
-    for (const int value : {node.in[0], node.out[0]})
-        at_least(request.largest_matmul_channels, features_of(part, value));
-}
-
-constexpr RunCall gather_tokens = [](const Running& r, const Tensor* t) { r.ranks.gather(t[0], t[1]); };
-constexpr RunCall sum_addends = [](const Running& r, const Tensor* t) { r.ranks.all_reduce(t[0]); };
-constexpr RunCall sum_own_tokens = [](const Running& r, const Tensor* t) {
-    r.ranks.reduce_scatter(t[0], t[1]);
-};
-
-Value stream(const Trace& t, std::string name, std::string label, std::int64_t width) {
-    return {.name = std::move(name), .label = std::move(label), .shape = {t.tokens(), width}};
-}
-// One fp32 number for each token.
-Value statistic(const Trace& t, std::string name) {
-    return {.name = std::move(name), .shape = {t.tokens()}, .is_fp32 = true};
-}
-ParamSpec vector_of(const std::string& name, const Shape& shape, double value,
-                    std::optional<int> tensor_dim = {}) {
-    return {
-        .name = name, .shape = shape, .init = {.mean = value}, .tensor_dim = tensor_dim, .is_vector = true};
-}
-std::string unit_of(const std::string& parameter) { return parameter.substr(0, parameter.find('.')); }
 
 // ---- embedding
 
@@ -140,136 +88,24 @@ const Operation add_layernorm_row{
     .work = elementwise<9, 16>,
     .workspace = ask_for_rows};
 
-// ---- products
-
-Operand weight_of(Calls& c) {
-    const Operand weight = c.parameter(0);
-    return weight.as({weight.shape.elements() / weight.shape.last(), weight.shape.last()});
-}
-void call_product(Calls& c, const Operand& pre_gelu) {
-    // If each rank makes a partial sum, one of them adds the bias.
-    const bool makes_addend = c.node().takes == Placement::divided;
-    c.call("matmul_forward", run_op<&Ops::matmul_forward>,
-           {c.output(0).by_token(), c.read(0).by_token(), weight_of(c),
-            makes_addend ? c.of_one(c.parameter(1)) : c.parameter(1), pre_gelu});
-}
-// `out` is the product's own output. If the input is GELU of another value, matmul_backward reads that value
-// and computes its gradient directly.
-void call_product_backward(Calls& c, int out) {
-    const Operand in = c.read(0), weight = weight_of(c);
-    const Operand dweight = c.parameter_gradient(0).as(weight.shape),
-                  din = c.make_gradient_before_gelu(0).by_token();
-    c.call("matmul_backward", run_op<&Ops::matmul_backward>,
-           {din, dweight, c.parameter_gradient(1), c.gradient(out).by_token(), in.by_token().for_weight(),
-            weight.for_input(), c.pre_gelu(0).for_input()});
-}
-Work product_work(const Part& part, const Node& node) {
-    return {.products = 2.0 * static_cast<double>(features_of(part, node.in[0])) *
-                        static_cast<double>(features_of(part, node.out[0]))};
-}
-
-const Operation product_row{.name = "product",
-                            .forward = [](Calls& c) { call_product(c, {}); },
-                            .backward = [](Calls& c) { call_product_backward(c, 0); },
-                            .work = product_work,
-                            .workspace = ask_for_product};
-
-const Operation product_gelu_row{
-    .name = "product_gelu",
-    .forward = [](Calls& c) { call_product(c, c.output(1).by_token()); },
-    .backward =
-        [](Calls& c) {
-            if (c.has_gradient(0))
-                c.call("gelu_backward", run_op<&Ops::gelu_backward>,
-                       {c.make_own_gradient(1), c.gradient(0), c.output(1, Access::read)});
-            call_product_backward(c, 1);
-        },
-    .recompute =
-        [](Calls& c) {
-            c.call("gelu_forward", run_op<&Ops::gelu_forward>, {c.output(0), c.output(1, Access::read)});
-        },
-    .recomputed = 0,
-    .work = product_work,
-    .workspace = ask_for_product};
-
-int trace_product(Trace& t, const Operation& row, const std::string& name, int x, const Shape& outputs,
-                  const ProductSplit& split, bool has_bias, const Init& init, const std::string& tied,
-                  const std::vector<std::string>& values) {
-    const bool divides_outputs = split.output_dim.has_value();
-    const ParamSpec weight{.name = tied.empty() ? name + ".weight" : tied,
-                           .shape = outputs + Shape{t[x].features()},
-                           .init = init,
-                           .tensor_dim = split.output_dim.value_or(outputs.dimensions()),
-                           .transposed_in_files = t.transposes_products_in_files};
-    std::vector<Value> made;
-    for (const std::string& value : values)
-        made.push_back({.name = value,
-                        .label = value,
-                        .shape = Shape{t.tokens()} + outputs,
-                        .placement = divides_outputs ? Placement::divided : Placement::partial,
-                        .divided_dim = 1 + split.output_dim.value_or(0),
-                        .divided_what = split.what});
-    const int weight_number = t.add(weight, !tied.empty());
-    const int bias = t.add_optional(has_bias, vector_of(name + ".bias", outputs, 0, split.output_dim));
-    return t.add({.operation = &row,
-                  .name = name,
-                  .in = {x},
-                  .takes = divides_outputs ? Placement::whole : Placement::divided,
-                  .parameters = {weight_number, bias}},
-                 std::move(made));
-}
-
-// ---- attention
-
-const Operation attention_row{
-    .name = "attention",
-    .forward =
-        [](Calls& c) {
-            c.call("attention_forward",
-                   [](const Running& r, const Tensor* t) {
-                       const auto [q, k, v] = packed_heads(t[2]);
-                       r.ops.attention_forward(t[0], t[1], q, k, v);
-                   },
-                   {c.output(0), c.output(1), c.read(0)});
-        },
-    .backward =
-        [](Calls& c) {
-            c.call("attention_backward",
-                   [](const Running& r, const Tensor* t) {
-                       const auto [dq, dk, dv] = packed_heads(t[0]);
-                       const auto [q, k, v] = packed_heads(t[2]);
-                       r.ops.attention_backward(dq, dk, dv, t[1], q, k, v, t[3], t[4]);
-                   },
-                   {c.make_gradient(0), c.gradient(0).for_input(), c.read(0).for_input(),
-                    c.output(0, Access::read).for_input(), c.output(1, Access::read).for_input()});
-        },
-    .rows =
-        [](Calls& c) {
-            const Shape qkv = c.read(0).shape;
-            c.call("attention_cached_forward",
-                   [](const Running& r, const Tensor* t) {
-                       // The number of new rows, or of all rows.
-                       const std::int64_t made = t[2].shape[1];
-                       const Shape heads{t[1].shape[2], t[1].shape[3]};
-                       const auto [q, k, v] = packed_heads(t[2]);
-                       r.ops.attention_cached_forward(t[0].view(Shape{made} + heads), t[1], q, k, v,
-                                                      r.rows.position + r.rows.count - made);
-                   },
-                   {c.output(0), c.cache({qkv[1], 2, qkv[3], qkv[4]}), c.read(0)});
-        },
-    .has_cache = true,
-    .work =
-        [](const Part& part, const Node& node) {
-            return Work{.pairs = 4.0 * static_cast<double>(features_of(part, node.out[0]))};
-        },
-    .workspace =
-        [](const Part& part, const Node& node, const PartSizes& sizes, WorkspaceRequest& request) {
-            const Shape& heads = part.value(node.out[0]).shape;  // (T,NH,HS)
-            at_least(request.heads, heads[1] / sizes.split.ranks);
-            at_least(request.head_size, heads[2]);
-        }};
-
 // ---- sums, and exchanges between ranks
+
+// The bytes that each rank sends to all-gather or reduce-scatter `whole`.
+std::uint64_t gathered_bytes(const Calls& c, const Operand& whole) {
+    const auto bytes = static_cast<std::uint64_t>(whole.shape.elements()) * size_of(whole.dtype);
+    const auto ranks = static_cast<std::uint64_t>(c.sizes().split.ranks);
+    return bytes / ranks * (ranks - 1);
+}
+std::uint64_t summed_bytes(const Calls& c, const Operand& whole) {
+    const auto bytes = static_cast<std::uint64_t>(whole.shape.elements()) * size_of(whole.dtype);
+    return all_reduce_bytes(bytes, size_of(whole.dtype), static_cast<std::uint64_t>(c.sizes().split.ranks));
+}
+
+constexpr RunCall gather_tokens = [](const Running& r, const Tensor* t) { r.ranks.gather(t[0], t[1]); };
+constexpr RunCall sum_addends = [](const Running& r, const Tensor* t) { r.ranks.all_reduce(t[0]); };
+constexpr RunCall sum_own_tokens = [](const Running& r, const Tensor* t) {
+    r.ranks.reduce_scatter(t[0], t[1]);
+};
 
 const Operation add_row{.name = "add",
                         .forward =
@@ -399,47 +235,6 @@ AddNorm add_layernorm(Trace& t, const std::string& name, int x, int addend, bool
     const int sum = t.add(node, {stream(t, name + ".sum", t[addend].label, C), stream(t, name, name, C),
                                  statistic(t, name + ".mean"), statistic(t, name + ".rstd")});
     return {sum, sum + 1};
-}
-
-int product(Trace& t, const std::string& name, int x, const Shape& outputs, const ProductSplit& split,
-            bool has_bias, const Init& init, const std::string& tied) {
-    return trace_product(t, product_row, name, x, outputs, split, has_bias, init, tied, {name});
-}
-
-int product_gelu(Trace& t, const std::string& name, int x, const Shape& outputs, const ProductSplit& split,
-                 bool has_bias, const Init& init) {
-    if (!split.output_dim)
-        t.refuse({.operation = &product_gelu_row, .name = name},
-                 "makes partial sums, but GELU needs complete sums; divide the product by its outputs");
-    const int gelu = trace_product(t, product_gelu_row, name, x, outputs, split, has_bias, init, "",
-                                   {unit_of(name) + ".act", name});
-    t.set_gelu(gelu, gelu + 1);
-    return gelu;
-}
-
-int attention(Trace& t, const std::string& name, int qkv) {
-    const Shape& shape = t[qkv].shape;  // (T,3,NH,HS)
-    if (shape.dimensions() != 4 || shape[1] != 3) {
-        t.refuse(
-            {.operation = &attention_row, .name = name},
-            fmt::format("needs queries, keys and values of shape (T, 3, heads, head size), but {} has the "
-                        "shape {}",
-                        t[qkv].name, to_string(shape)));
-    }
-    Value out{.name = name, .label = name, .shape = {shape[0], shape[2], shape[3]}};
-    Value lse{.name = name + ".lse",
-              .shape = {shape[2], shape[0]},
-              .placement = Placement::divided,
-              .token_dim = 1,
-              .divided_dim = 0,
-              .is_fp32 = true};
-    out.placement = Placement::divided;
-    return t.add({.operation = &attention_row,
-                  .name = name,
-                  .in = {qkv},
-                  .takes = Placement::divided,
-                  .divided_dim = 2},
-                 {std::move(out), std::move(lse)});
 }
 
 int add(Trace& t, int a, int b) {

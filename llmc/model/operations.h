@@ -1,4 +1,4 @@
-// The operations with which a model is traced. Each is a row of the table of operations (operations.cpp,
+// The operations with which a model is traced. Each is a row of the table of operations (operations*.cpp,
 // head_loss.cpp). Ops (device/ops.h) has their mathematics. A value is known by the number that Trace gave
 // it.
 #pragma once
