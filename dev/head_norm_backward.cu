@@ -11,10 +11,10 @@
 //      their sums. x and dout are read twice: 5 N H D elements, at best three fifths of the roofline.
 //   3  One pass. A group of threads does a head, as many as it has pieces of 16 bytes. Two blocks a
 //      multiprocessor go over all heads, and a thread's columns are those of every head, so that its part of
-//      dweight stays in registers (llmc/device/cuda/head_norm.cuh).
+//      dweight stays in registers (llmc/device/cuda/head_norm_backward.cuh).
 #include "dev/head_norm_reference.h"
 #include "dev/lab/lab.h"
-#include "llmc/device/cuda/head_norm.cuh"
+#include "llmc/device/cuda/head_norm_backward.cuh"
 
 namespace lab::head_norm_backward_variants {
 

@@ -9,10 +9,10 @@
 //   2  A warp does a head: coalesced, but 2 or 4 bytes a lane. The head is read twice, once of that from
 //      cache.
 //   3  A group of threads does a head, as many as it has pieces of 16 bytes. They keep it in registers, with
-//      the loads of four heads in flight (llmc/device/cuda/head_norm.cuh).
+//      the loads of four heads in flight (llmc/device/cuda/head_norm_forward.cuh).
 #include "dev/head_norm_reference.h"
 #include "dev/lab/lab.h"
-#include "llmc/device/cuda/head_norm.cuh"
+#include "llmc/device/cuda/head_norm_forward.cuh"
 
 namespace lab::head_norm_forward_variants {
 

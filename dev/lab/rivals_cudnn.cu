@@ -6,7 +6,7 @@
 
 #include "dev/lab/memory.h"
 #include "llmc/device/cuda/cudnn_attention.h"
-#include "llmc/device/packed_heads.h"
+#include "llmc/device/heads.h"
 
 namespace lab {
 namespace {

@@ -6,19 +6,20 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <optional>
 #include <random>
 #include <span>
 #include <string_view>
 #include <thread>
-#include <type_traits>
 #include <utility>
 
+#include "llmc/comm/hello_listener.h"
 #include "llmc/core/error.h"
 
 namespace llmc {
 namespace {
+
+using namespace rendezvous;
 
 using Clock = std::chrono::steady_clock;
 
@@ -28,66 +29,7 @@ constexpr std::chrono::seconds attempt_time{10};
 constexpr std::chrono::seconds writing_time{10};
 constexpr std::chrono::milliseconds pause{50};
 
-template <std::size_t N>
-std::array<char, N> letters(std::string_view text) {
-    std::array<char, N> array{};
-    std::copy_n(text.begin(), std::min(N, text.size()), array.begin());
-    return array;
-}
-
-template <std::size_t N>
-std::string text_of(const std::array<char, N>& letters) {
-    return {letters.data(), strnlen(letters.data(), N)};
-}
-
-using Mark = std::array<char, 8>;
-const Mark hello_mark = letters<8>("llmc-me?");
-const Mark answer_mark = letters<8>("llmc-yes");
-
-enum class Channel : std::int32_t { notices, messages };
-
-// The first message on a connection. Its mark, its length and the position of the version are the same in all
-// versions of the program.
-struct Hello {
-    Mark mark = hello_mark;
-    std::array<char, 120> version{};
-    std::uint64_t key =
-        0;  // identifies the job; 0 in a hello to rank 0, because the sender does not know it yet
-    std::int32_t rank = 0;
-    std::int32_t size = 0;
-    Channel channel = Channel::notices;
-    std::int32_t port = 0;  // the port at which the sender itself listens
-    std::array<char, 104> reserved{};
-};
-static_assert(sizeof(Hello) == 256 && std::is_trivially_copyable_v<Hello>);
-
-// Messages between rank 0 and the others, on the connection for notices.
-struct Answer {
-    enum class What : std::int32_t {
-        welcome,  // the first answer
-        table,    // all ranks have come; an Endpoint for each rank follows
-        ready,    // from a rank: it has all its links
-        go,       // all ranks are ready
-        ended     // the job has failed, and another process says why
-    };
-    Mark mark = answer_mark;
-    What what = What::welcome;
-    std::int32_t reserved = 0;
-    std::uint64_t key = 0;
-};
 using What = Answer::What;
-static_assert(sizeof(Answer) == 24 && std::is_trivially_copyable_v<Answer>);
-
-struct Endpoint {
-    std::array<char, 60> host{};
-    std::int32_t port = 0;
-};
-static_assert(sizeof(Endpoint) == 64);
-
-struct Arrival {
-    Hello hello;
-    Socket socket;
-};
 
 Deadline deadline_after(std::chrono::duration<double> time) {
     return Clock::now() + std::chrono::duration_cast<Clock::duration>(time);
@@ -99,61 +41,6 @@ bool tell(const Socket& socket, What what, std::uint64_t key = 0) {
     answer.key = key;
     return send_all(socket, bytes_of(answer), deadline_after(writing_time));
 }
-
-// A listener, and the connections whose hello is not whole yet.
-class HelloListener {
-  public:
-    explicit HelloListener(Listener listener) : listener_(std::move(listener)) {}
-
-    std::uint16_t port() const { return listener_.port(); }
-
-    // The next connection whose hello is whole. None if the time is over, or once one of the files `watched`
-    // can be read.
-    std::optional<Arrival> next(Deadline end, std::span<const int> watched) {
-        while (true) {
-            std::vector<pollfd> files = {{listener_.socket().file(), POLLIN, 0}};
-            for (const int file : watched) files.push_back({file, POLLIN, 0});
-            for (const Stranger& stranger : strangers_) files.push_back({stranger.socket.file(), POLLIN, 0});
-            ::poll(files.data(), files.size(), milliseconds_until(end));
-            for (std::size_t i = 0; i < watched.size(); ++i)
-                if (files[1 + i].revents != 0) return std::nullopt;
-            std::erase_if(strangers_, [](Stranger& stranger) { return !listen_to(stranger); });
-            const auto known = std::ranges::find(strangers_, sizeof(Hello), &Stranger::heard);
-            if (known != strangers_.end()) {
-                Arrival arrival{known->hello, std::move(known->socket)};
-                strangers_.erase(known);
-                return arrival;
-            }
-            if (Socket socket = listener_.accept()) {
-                strangers_.push_back({std::move(socket), {}, 0});
-            } else if (files[0].revents != 0) {
-                // The peer has gone again, or too many files are open.
-                std::this_thread::sleep_for(pause);
-            }
-            if (milliseconds_until(end) == 0) return std::nullopt;
-        }
-    }
-
-  private:
-    struct Stranger {
-        Socket socket;
-        Hello hello;
-        std::size_t heard = 0;
-    };
-
-    // Reads more of the hello. Returns whether the connection may still belong to the job.
-    static bool listen_to(Stranger& stranger) {
-        const std::span<std::byte> whole = bytes_of(stranger.hello);
-        const Moved part = receive_some(stranger.socket, whole.subspan(stranger.heard));
-        stranger.heard += part.bytes;
-        if (part.closed && stranger.heard < whole.size()) return false;
-        const std::size_t of_mark = std::min(stranger.heard, sizeof(Mark));
-        return std::memcmp(&stranger.hello, &hello_mark, of_mark) == 0;
-    }
-
-    Listener listener_;
-    std::vector<Stranger> strangers_;
-};
 
 // The ranks whose links are not complete, as text.
 std::string missing_ranks(const std::vector<Link>& links, int own) {
@@ -301,9 +188,8 @@ class Rendezvous {
         }
     }
 
-    // Waits up to a second (not at all for What::ended) for answers of the other ranks. Returns
-    // how many gave the expected one. Throws if
-    // a connection is lost or a rank reports that the job has failed.
+    // Waits up to a second (not at all for What::ended) for answers of the other ranks. Returns how many gave
+    // the expected one. Throws if a connection is lost or a rank reports that the job has failed.
     int hear_ranks(What expected) {
         std::vector<pollfd> files;
         for (const Link& other : links_) files.push_back({other.notices.file(), POLLIN, 0});

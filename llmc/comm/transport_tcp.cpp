@@ -1,12 +1,10 @@
 // Messages over TCP (transport.h).
 #include <fmt/format.h>
-#include <poll.h>
 #include <signal.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -16,6 +14,7 @@
 #include <thread>
 
 #include "llmc/comm/connection.h"
+#include "llmc/comm/notices.h"
 #include "llmc/comm/rendezvous.h"
 #include "llmc/comm/transport.h"
 #include "llmc/core/error.h"
@@ -34,29 +33,6 @@ constexpr std::chrono::seconds answer_time{5};
 constexpr std::chrono::milliseconds news_time{50};
 // How long a busy process may take to notice by itself that the job fails.
 constexpr std::chrono::milliseconds busy_time{1000};
-
-// The words on the connections for notices, one byte each.
-enum Word : char {
-    waits = 'w',    // The sender has waited for long.
-    goes_on = 'o',  // Such a wait is over.
-    asks = 'a',     // The sender asks whether it may report why the job fails.
-    granted = 'g',  // Yes.
-    refused = 'r',  // No, another rank may.
-    failed = 'f',   // The sender has failed and reported why.
-    ends = 'e',     // The sender ends, because another rank has failed and reported why.
-    done = 'd'      // The sender is done with the whole job.
-};
-
-// The notices of another rank. The listener thread writes them; the thread that communicates reads them.
-struct Heard {
-    std::atomic<int> long_waits = 0;  // unfinished long waits
-    std::atomic<bool> granted = false;
-    std::atomic<bool> refused = false;
-    std::atomic<bool> failed = false;
-    std::atomic<bool> ends = false;
-    std::atomic<bool> done = false;
-    std::atomic<bool> gone = false;
-};
 
 class TcpTransport;
 
@@ -94,11 +70,8 @@ class TcpMessages final : public Messages {
 
 class TcpTransport final : public Transport {
   public:
-    TcpTransport(int rank, std::vector<Link> links) : rank_(rank), heard_(links.size()) {
-        for (Link& link : links) {
-            connections_.emplace_back(std::move(link.messages));
-            notices_.push_back(std::move(link.notices));
-        }
+    TcpTransport(int rank, std::vector<Link> links) : rank_(rank), notices_(rank, take_notices(links)) {
+        for (Link& link : links) connections_.emplace_back(std::move(link.messages));
         if (size() > 1) start_listening();
     }
     ~TcpTransport() override { stop_listening(); }
@@ -110,8 +83,8 @@ class TcpTransport final : public Transport {
     int largest_tag() const override { return std::numeric_limits<int>::max(); }
     std::unique_ptr<Messages> messages() override { return std::make_unique<TcpMessages>(*this); }
 
-    void tell_waiting(bool waits) override { say(waits ? Word::waits : Word::goes_on); }
-    bool is_waiting(int rank) override { return heard_[static_cast<std::size_t>(rank)].long_waits > 0; }
+    void tell_waiting(bool waits) override { notices_.say(waits ? Notice::waits : Notice::goes_on); }
+    bool is_waiting(int rank) override { return notices_.from(rank).long_waits > 0; }
     void hear() override {}  // the listener thread does this
 
     // Rank 0 lets the first rank that asks report the error. If rank 0 is gone or does not answer, rank 1
@@ -126,9 +99,9 @@ class TcpTransport final : public Transport {
     }
 
     void finish() override {
-        say(Word::done);
+        notices_.say(Notice::done);
         const auto end = Clock::now() + patience;
-        while (!have_all_ended() && Clock::now() < end)
+        while (!notices_.have_all_ended() && Clock::now() < end)
             std::this_thread::sleep_for(std::chrono::milliseconds(1));
         stop_listening();
     }
@@ -140,18 +113,18 @@ class TcpTransport final : public Transport {
     }
 
     void end_if_lost() override {
-        if (has_trouble_) fail_job(*this, lost_line(find_lost()));
+        if (notices_.has_trouble()) fail_job(*this, lost_line(find_lost()));
     }
 
     [[noreturn]] void abort() override {
         take_the_end();
-        say(Word::failed);
+        notices_.say(Notice::failed);
         std::_Exit(1);
     }
 
     [[noreturn]] void give_way() override {
         take_the_end();
-        say(Word::ends);
+        notices_.say(Notice::ends);
         std::fflush(stdout);
         std::_Exit(1);
     }
@@ -164,25 +137,21 @@ class TcpTransport final : public Transport {
         bool any = false;
         for (Connection& connection : connections_)
             if (!connection.is_idle() && connection.move()) any = true;
-        if (has_trouble_) throw_lost(find_lost());
+        if (notices_.has_trouble()) throw_lost(find_lost());
         for (int rank = 0; rank < size(); ++rank) {
             if (!connection(rank).is_closed() || connection(rank).is_idle()) continue;
             // A rank that said `done` has ended in order, so its missing messages will never come. If it did
             // not say `done`, the listener thread soon learns from its notices what happened.
-            if (heard_[static_cast<std::size_t>(rank)].done) throw_lost(rank);
+            if (notices_.from(rank).done) throw_lost(rank);
         }
         return any;
     }
 
   private:
-    void say(Word word) {
-        for (int rank = 0; rank < size(); ++rank) say(word, rank);
-    }
-    void say(Word word, int rank) {
-        const auto byte = static_cast<std::byte>(word);
-        const Socket& to = notices_[static_cast<std::size_t>(rank)];
-        // There are so few notices that the socket always has room.
-        if (to) send_some(to, {&byte, 1});
+    static std::vector<Socket> take_notices(std::vector<Link>& links) {
+        std::vector<Socket> sockets;
+        for (Link& link : links) sockets.push_back(std::move(link.notices));
+        return sockets;
     }
 
     // Waits until the condition holds. False if it did not within the limit.
@@ -205,41 +174,26 @@ class TcpTransport final : public Transport {
     // Asks another rank whether this rank may report the error. Empty if that rank is gone or does not
     // answer.
     std::optional<bool> ask(int rank) {
-        if (somebody_says_why()) return false;
-        const Heard& heard = heard_[static_cast<std::size_t>(rank)];
-        say(Word::asks, rank);
+        if (notices_.somebody_says_why()) return false;
+        const Heard& heard = notices_.from(rank);
+        notices_.say(Notice::asks, rank);
         await(answer_time,
-              [&] { return heard.granted || heard.refused || heard.gone || somebody_says_why(); });
+              [&] { return heard.granted || heard.refused || heard.gone || notices_.somebody_says_why(); });
         if (heard.granted) return true;
         if (heard.refused) return !reason_is_reported();
-        return somebody_says_why() ? std::optional(false) : std::nullopt;
+        return notices_.somebody_says_why() ? std::optional(false) : std::nullopt;
     }
 
     // Whether the rank that may report the error does so in time. If not, this rank must.
     bool reason_is_reported() {
-        return await(answer_time, [&] { return somebody_says_why(); });
-    }
-
-    bool have_all_ended() const {
-        for (int rank = 0; rank < size(); ++rank) {
-            const Heard& heard = heard_[static_cast<std::size_t>(rank)];
-            if (rank != rank_ && !heard.done && !heard.gone && !heard.failed && !heard.ends) return false;
-        }
-        return true;
-    }
-
-    bool somebody_says_why() const {
-        for (const Heard& heard : heard_)
-            if (heard.failed || heard.ends) return true;
-        return false;
+        return await(answer_time, [&] { return notices_.somebody_says_why(); });
     }
 
     // The rank that is gone without an explanation. Does not return if another rank reports why the job ends.
     int find_lost() {
-        if (await(news_time, [&] { return somebody_says_why(); })) give_way();
+        if (await(news_time, [&] { return notices_.somebody_says_why(); })) give_way();
         int rank = 0;
-        while (!heard_[static_cast<std::size_t>(rank)].gone || heard_[static_cast<std::size_t>(rank)].done)
-            ++rank;
+        while (!notices_.from(rank).gone || notices_.from(rank).done) ++rank;
         return rank;
     }
 
@@ -282,67 +236,20 @@ class TcpTransport final : public Transport {
 
     void listen() {
         while (!stops_) {
-            hear_all(has_trouble_ ? busy_time : std::chrono::milliseconds(-1));
-            if (has_trouble_ && Clock::now() >= trouble_since_ + busy_time) end_busy_process();
+            hear_notices(notices_.has_trouble() ? busy_time : std::chrono::milliseconds(-1));
+            if (notices_.has_trouble() && Clock::now() >= notices_.trouble_since() + busy_time)
+                end_busy_process();
         }
-    }
-
-    // Waits up to `limit` for notices; a negative limit means no limit.
-    void hear_all(std::chrono::milliseconds limit) {
-        std::vector<pollfd> files;
-        for (int rank = 0; rank < size(); ++rank) {
-            const bool silent = rank == rank_ || heard_[static_cast<std::size_t>(rank)].gone;
-            files.push_back({silent ? -1 : notices_[static_cast<std::size_t>(rank)].file(), POLLIN, 0});
-        }
-        files.push_back({wake_.file(), POLLIN, 0});
-        ::poll(files.data(), files.size(), static_cast<int>(limit.count()));
-        for (int rank = 0; rank < size(); ++rank)
-            if (files[static_cast<std::size_t>(rank)].revents != 0) hear(rank);
     }
 
     // Receives notices that have arrived if this is the listener thread, which does not listen while it ends
     // the process. Does nothing on other threads.
     void hear_by_now() {
-        if (std::this_thread::get_id() == listener_.get_id()) hear_all(std::chrono::milliseconds(0));
+        if (std::this_thread::get_id() == listener_.get_id()) hear_notices(std::chrono::milliseconds(0));
     }
 
-    void hear(int rank) {
-        Heard& heard = heard_[static_cast<std::size_t>(rank)];
-        std::array<std::byte, 64> words{};
-        const Moved part = receive_some(notices_[static_cast<std::size_t>(rank)], words);
-        for (std::size_t i = 0; i < part.bytes; ++i) {
-            switch (static_cast<Word>(words[i])) {
-                case Word::waits:
-                    ++heard.long_waits;
-                    break;
-                case Word::goes_on:
-                    --heard.long_waits;
-                    break;
-                case Word::asks:
-                    say(may_report(rank) ? Word::granted : Word::refused, rank);
-                    break;
-                case Word::granted:
-                    heard.granted = true;
-                    break;
-                case Word::refused:
-                    heard.refused = true;
-                    break;
-                case Word::failed:
-                    heard.failed = true;
-                    break;
-                case Word::ends:
-                    heard.ends = true;
-                    break;
-                case Word::done:
-                    heard.done = true;
-                    break;
-            }
-        }
-        if (part.closed) heard.gone = true;
-        if ((heard.failed || heard.ends || (heard.gone && !heard.done)) && !has_trouble_) {
-            trouble_since_ = Clock::now();
-            has_trouble_ = true;
-        }
+    void hear_notices(std::chrono::milliseconds limit) {
+        notices_.hear(limit, wake_.file(), [this](int rank) { return may_report(rank); });
     }
 
     // Ends the process as the thread that communicates would.
@@ -354,10 +261,7 @@ class TcpTransport final : public Transport {
 
     int rank_;
     std::vector<Connection> connections_;  // by rank; its own entry is never used
-    std::vector<Socket> notices_;
-    std::vector<Heard> heard_;
-    std::atomic<bool> has_trouble_ = false;  // a rank has failed or is gone
-    Clock::time_point trouble_since_;
+    Notices notices_;
     std::atomic<std::thread::id> ender_{};
     std::atomic<int> reporter_ = -1;  // the rank that may report why the job fails, according to this one
     std::atomic<bool> stops_ = false;

@@ -12,9 +12,6 @@
 
 namespace llmc {
 
-// The elements of a row of the tensor, heads and others.
-inline std::int64_t row_elements(const Heads& heads) { return heads.rows.shape.last(); }
-
 // `sequence` is the number of rows after which positions begin again.
 struct RopeSizes {
     std::int64_t rows, sequence, heads, head_size;

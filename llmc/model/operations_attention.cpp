@@ -3,7 +3,7 @@
 
 #include <utility>
 
-#include "llmc/device/packed_heads.h"
+#include "llmc/device/heads.h"
 #include "llmc/model/operation_rows.h"
 #include "llmc/model/operations.h"
 

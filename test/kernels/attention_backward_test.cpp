@@ -2,7 +2,7 @@
 #include "llmc/device/cuda/attention_backward.cuh"
 
 #include "dev/attention_backward_reference.h"
-#include "llmc/device/packed_heads.h"
+#include "llmc/device/heads.h"
 #include "test/kernels/kernel_test.h"
 
 namespace kernel_test {

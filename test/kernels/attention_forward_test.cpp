@@ -1,7 +1,7 @@
 // Attention's forward kernels against the CPU device.
 #include "llmc/device/cuda/attention_forward.cuh"
 #include "llmc/core/error.h"
-#include "llmc/device/packed_heads.h"
+#include "llmc/device/heads.h"
 #include "test/kernels/kernel_test.h"
 
 namespace kernel_test {

@@ -1,5 +1,6 @@
 // The norm of heads and its backward pass against the CPU device.
-#include "llmc/device/cuda/head_norm.cuh"
+#include "llmc/device/cuda/head_norm_backward.cuh"
+#include "llmc/device/cuda/head_norm_forward.cuh"
 
 #include <cmath>
 #include <optional>

@@ -262,5 +262,19 @@ INSTANTIATE_TEST_SUITE_P(
                     std::vector{"--zero-stage=2", "--zero-shard-size=2", "--reduce-every=step"},
                     std::vector{"--zero-stage=1", "--zero-shard-size=2", "--dtype=bf16"}));
 
+// Tensor-parallel ranks have different rows of a matrix, and the same weights of a layernorm.
+TEST(Replicas, OfTensorParallelRanksAreComparedWhereTheyAreAlike) {
+    const int last = world().size() - 1;
+    if (last % 2 == 0) GTEST_SKIP() << "needs an even number of ranks, for two tensor-parallel ones";
+    TrainingRun run({"--tensor-parallel=2"});
+    EXPECT_EQ(run.step_with_comparison(), "");
+    for (const UnitLayout::Entry& entry : run.store().layout(block_unit(0)).entries()) {
+        if (entry.spec.name == "ln_1.weight" && world().rank() == last)
+            spoil(run.store().buffers(block_unit(0)).parameters, entry.offset + 2);
+    }
+    EXPECT_EQ(run.difference(),
+              fmt::format("the parameters h.0.ln_1.weight of rank {} differ from those of rank 0", last));
+}
+
 }  // namespace
 }  // namespace llmc

@@ -21,7 +21,7 @@
 //                       rounding: the seed and the first element, for stochastic rounding of the parameters
 #pragma once
 
-#include "llmc/device/packed_heads.h"
+#include "llmc/device/heads.h"
 #include "test/probe/head_calls.h"
 #include "test/probe/llama_calls.h"
 #include "test/probe/operands.h"

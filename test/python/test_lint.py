@@ -1,6 +1,7 @@
-"""The quick checks of `make lint`: how the C++ files are formatted, and what shellcheck and pyflakes find; and that the files
-of `make test-long` can be read."""
+"""The quick checks of `make lint`: how the C++ files are formatted, and what shellcheck and pyflakes find; that the files
+of `make test-long` can be read; and how long the files of llmc/ are."""
 
+import collections
 import importlib.util
 import os
 import pathlib
@@ -45,6 +46,40 @@ def test_long_suites_are_collected():
     found = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
     # NO_TESTS_COLLECTED: all of them skip themselves on this machine.
     assert found.returncode in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED), found.stdout + found.stderr
+
+
+# A header and its sources are read together. In llmc/ they have at least 100 lines, and each file has at most 400. These are
+# shorter, for a reason.
+SHORTER = {
+    "many files include it, which need nothing else from its neighbors": """
+        core/dtype core/error core/memory_layout core/random core/standard_library core/standard_streams core/version
+        comm/tree_sum device/heads device/stochastic_rounding device/cpu/activation_math device/cpu/parallel
+        device/cuda/cuda_tensors device/cuda/gpus device/cuda/grid device/cuda/heads device/cuda/launch device/cuda/reduce
+        device/cuda/runtime device/cuda/shared_library model/operation_rows model/tensor_parallel optim/schedule
+        parallel/step/step_streams""",
+    "takes another file's place in a build without a library": """
+        comm/transport_no_mpi comm/nccl/no_nccl device/cuda/no_cuda device/cuda/no_cudnn""",
+    "the kernel lab has a page of the same name": "device/cuda/relu_squared device/cuda/soft_cap",
+    "compiled apart, since all of CudaOps together would be the longest step of a build": """
+        device/cuda/ops_attention device/cuda/ops_embedding""",
+    "part of another program or another library": "data/bpe_c device/cuda/cublaslt_library",
+    "the header of two files with other names": "data/stories/story_plots",
+    "one of the files that implement a header, which is longer": """
+        model/check_model model/operations_attention model/placing model/run_list""",
+    "one subject that only one other file needs, which is long": """
+        comm/machine_lock model/rope_angles parallel/step/chunk_buffers train/token_choice""",
+}
+
+
+def test_files_have_100_to_400_lines():
+    lines = collections.Counter()
+    for path in (ROOT / "llmc").rglob("*"):
+        if path.suffix in {".h", ".cpp", ".cu", ".cuh"}:
+            count = len(path.read_text().splitlines())
+            assert count <= 400, f"{path}: {count} lines, the most are 400; divide it by subject"
+            lines[str(path.relative_to(ROOT / "llmc").with_suffix(""))] += count
+    shorter = [name for names in SHORTER.values() for name in names.split()]
+    assert sorted(name for name, count in lines.items() if count < 100) == sorted(shorter)
 
 
 WORDS = "word " * 20

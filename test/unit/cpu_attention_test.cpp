@@ -1,5 +1,5 @@
 // The CPU's causal attention against plain loops in double precision.
-#include "llmc/device/packed_heads.h"
+#include "llmc/device/heads.h"
 #include "test/unit/cpu_test_support.h"
 
 namespace llmc::cpu_test {

@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "llmc/core/memory_layout.h"
-#include "llmc/device/packed_heads.h"
+#include "llmc/device/heads.h"
 #include "test/unit/cpu_test_support.h"
 
 namespace llmc::cpu_test {

@@ -90,7 +90,7 @@ std::size_t CudaOps::workspace_bytes(const WorkspaceRequest& request) const {
     constexpr std::size_t few = 4096;  // partial sums, AdamW's coefficients
     return LtProducts::workspace_bytes +
            std::max({embedding_workspace_bytes(request), matmul_workspace_bytes(request),
-                     attention_workspace_bytes(request), head_norm_workspace_bytes(request), few});
+                     attention_workspace_bytes(request), norm_workspace_bytes(request), few});
 }
 
 void CudaOps::set_workspace(const Tensor& workspace) {

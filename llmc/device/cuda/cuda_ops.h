@@ -128,7 +128,7 @@ class CudaOps final : public Ops {
     std::size_t embedding_workspace_bytes(const WorkspaceRequest& request) const;
     std::size_t matmul_workspace_bytes(const WorkspaceRequest& request) const;
     std::size_t attention_workspace_bytes(const WorkspaceRequest& request) const;
-    std::size_t head_norm_workspace_bytes(const WorkspaceRequest& request) const;
+    std::size_t norm_workspace_bytes(const WorkspaceRequest& request) const;
 
     Chip chip_;
     CudaStreams& streams_;

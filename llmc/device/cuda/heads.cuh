@@ -1,7 +1,9 @@
 // Heads in the rows of tensors (llmc/device/heads.h), as kernels see them.
 #pragma once
 
+#include "llmc/device/cuda/cuda_tensors.h"
 #include "llmc/device/cuda/packed.cuh"
+#include "llmc/device/heads.h"
 
 namespace llmc::cuda {
 
@@ -16,6 +18,11 @@ struct HeadPlaces {
         return first + row * stride + (head * size + element);
     }
 };
+
+template <class X>
+HeadPlaces<X> places(const Heads& heads) {
+    return {elements<std::remove_const_t<X>>(heads.rows) + heads.first, row_elements(heads)};
+}
 
 // True if every head begins at a multiple of 16 bytes.
 template <class X>

@@ -1,9 +1,9 @@
-// Part of CudaOps: the embedding and layernorm.
+// Part of CudaOps: the embedding and rotary positions.
 #include "llmc/device/cuda/cuda_ops.h"
 #include "llmc/device/cuda/cuda_tensors.h"
 #include "llmc/device/cuda/encoder.cuh"
-#include "llmc/device/cuda/layernorm_backward.cuh"
-#include "llmc/device/cuda/layernorm_forward.cuh"
+#include "llmc/device/cuda/rope.cuh"
+#include "llmc/device/head_operands.h"
 #include "llmc/device/operands.h"
 
 namespace llmc::cuda {
@@ -47,46 +47,16 @@ void CudaOps::encoder_backward(const Tensor& dwte, const Tensor& dwpe, const Ten
     });
 }
 
-void CudaOps::layernorm_forward(const Tensor& out, const Tensor& mean, const Tensor& rstd, const Tensor& in,
-                                const Tensor& gamma, const Tensor& beta) {
-    const RowSizes s = layernorm_forward_sizes(out, mean, rstd, in, gamma, beta);
-    with_kernel_type(out.dtype, [&]<class X>() {
-        cuda::layernorm_forward(on(), elements<X>(out), elements<float>(mean), elements<float>(rstd),
-                                elements<X>(in), elements<X>(gamma), elements<X>(beta), s.rows,
-                                to_int(s.channels));
+void CudaOps::rope(const Heads& x, const Tensor& angles, std::int64_t position, bool inverse) {
+    const RopeSizes s = rope_sizes(x, angles, position);
+    with_kernel_type(x.rows.dtype, [&]<class X>() {
+        cuda::rope(on(), places<X>(x), elements<float>(angles), s.rows, s.sequence, to_int(s.heads),
+                   to_int(s.head_size), position, inverse);
     });
 }
 
-void CudaOps::layernorm_backward(const Tensor& din, const Tensor& dgamma, const Tensor& dbeta,
-                                 const Tensor& dout, const Tensor& in, const Tensor& gamma,
-                                 const Tensor& mean, const Tensor& rstd) {
-    const RowSizes s = layernorm_backward_sizes(din, dgamma, dbeta, dout, in, gamma, mean, rstd);
-    void* const memory = workspace(layernorm_backward_workspace_bytes(chip_, to_int(s.channels)));
-    with_kernel_type(dout.dtype, [&]<class X>() {
-        cuda::layernorm_backward(on(), elements<X>(din), elements<float>(dgamma), elements<float>(dbeta),
-                                 elements<X>(dout), elements<X>(in), elements<X>(gamma),
-                                 elements<float>(mean), elements<float>(rstd), s.rows, to_int(s.channels),
-                                 memory);
-    });
-}
-
-void CudaOps::fused_residual_layernorm_forward(const Tensor& residual, const Tensor& out, const Tensor& mean,
-                                               const Tensor& rstd, const Tensor& in1, const Tensor& in2,
-                                               const Tensor& gamma, const Tensor& beta) {
-    const RowSizes s = fused_residual_layernorm_sizes(residual, out, mean, rstd, in1, in2, gamma, beta);
-    with_kernel_type(out.dtype, [&]<class X>() {
-        cuda::fused_residual_layernorm_forward(on(), elements<X>(residual), elements<X>(out),
-                                               elements<float>(mean), elements<float>(rstd), elements<X>(in1),
-                                               elements<X>(in2), elements<X>(gamma), elements<X>(beta),
-                                               s.rows, to_int(s.channels));
-    });
-}
-
-// RMS norm backward takes half of layernorm's (rmsnorm_backward.cuh).
 std::size_t CudaOps::embedding_workspace_bytes(const WorkspaceRequest& request) const {
-    return std::max(
-        encoder_backward_workspace_bytes(request.batch * request.sequence, to_int(request.channels)),
-        layernorm_backward_workspace_bytes(chip_, to_int(request.channels)));
+    return encoder_backward_workspace_bytes(request.batch * request.sequence, to_int(request.channels));
 }
 
 }  // namespace llmc::cuda

@@ -1,161 +1,20 @@
-// The root-mean-square norm of heads, and its backward pass (ops.h: head_norm_forward, head_norm_sums,
-// head_norm_backward, head_norm_backward_sums). The development of these kernels is in
-// dev/head_norm_forward.cu and dev/head_norm_backward.cu.
-//
-// A group of threads does a head: a part of a warp for short heads, or several warps. Each thread has 1 or 4
-// pieces of 16 bytes of it in registers, so that memory is read and written once. A block has several groups.
-//
-// All sums of a head have an order that depends only on its size. The sums that ranks share come from the
-// same instructions as those of whole rows.
+// The backward pass of the root-mean-square norm of heads (ops.h: head_norm_backward, head_norm_backward_sums). The
+// development of these kernels is in dev/head_norm_backward.cu; head_norm_parts.cuh says how threads share a head.
 #pragma once
 
-#include <algorithm>
-
-#include "llmc/device/cuda/heads.cuh"
-#include "llmc/device/cuda/reduce.cuh"
+#include "llmc/device/cuda/head_norm_parts.cuh"
 
 namespace llmc::cuda {
 
-// The sums of rows that ranks share, fp32 (ranks, rows). If null, a row's own sum counts. `size` is the
-// number of elements of a whole row.
-struct RankSums {
-    const float* sums;
-    int ranks;
-    float size;
-
-    __device__ __forceinline__ float of_row(unsigned row, unsigned rows) const {
-        float sum = 0;
-#pragma unroll 1
-        for (int rank = 0; rank < ranks; ++rank) sum += sums[std::int64_t{rank} * rows + row];
-        return sum;
-    }
-};
-
 namespace detail {
-
-inline constexpr int head_norm_max_threads = 384;
-inline constexpr int head_norm_most_pieces = 4;
 
 // The heads whose loads a thread has in flight at once.
 template <int pieces>
-inline constexpr int head_norm_forward_held = pieces == 1 ? 4 : 1;
-template <int pieces>
 inline constexpr int head_norm_backward_held = pieces == 1 ? 2 : 1;
 
-// Adds each of the sums over the threads of a group, blockDim.x of them. `turn` is 0 and 1 by turns. So when
-// a warp writes its sums again, all warps have read those of two calls before.
-template <int held>
-__device__ __forceinline__ void add_over_group(float (&sums)[held], int turn LLMC_SITE) {
-    constexpr int max_warps = head_norm_max_threads / warp_threads;
-    SHARED(float, warp_sums, [2][max_warps][held]);
-    const int threads = static_cast<int>(blockDim.x);
-#pragma unroll
-    for (int r = 0; r < held; ++r) {
-        for (int distance = min(threads, warp_threads) / 2; distance > 0; distance /= 2) {
-            sums[r] += __shfl_xor_sync(all_lanes, sums[r], distance, warp_threads LLMC_PASS_SITE);
-        }
-    }
-    if (threads <= warp_threads) return;
-    const int group_warps = threads / warp_threads;
-    const int first_warp = static_cast<int>(threadIdx.y) * group_warps;
-    const int warp = static_cast<int>(threadIdx.x) / warp_threads;
-    if (threadIdx.x % warp_threads == 0) {
-#pragma unroll
-        for (int r = 0; r < held; ++r) warp_sums[turn][first_warp + warp][r] = sums[r];
-    }
-    __syncthreads(LLMC_PASS_ONLY_SITE);
-#pragma unroll
-    for (int r = 0; r < held; ++r) sums[r] = 0;
-    for (int w = 0; w < group_warps; ++w) {
-#pragma unroll
-        for (int r = 0; r < held; ++r) sums[r] += warp_sums[turn][first_warp + w][r];
-    }
-}
-
-// The column with which a thread's piece p begins.
-template <class X>
-__device__ __forceinline__ int head_column(int p) {
-    return (p * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * Packed<X>::size;
-}
-
-// The weight of a thread's piece; 1 if there are no weights, and 0 beyond the head.
-template <class X>
-__device__ __forceinline__ Packed<X> head_weight(const X* weight, int column, int size) {
-    Packed<X> w;
-#pragma unroll
-    for (int i = 0; i < Packed<X>::size; ++i) w[i] = from_float<X>(column < size ? 1.0f : 0.0f);
-    if (weight && column < size) w = load(weight + column);
-    return w;
-}
+inline constexpr int head_norm_blocks_per_multiprocessor = 2;
 
 }  // namespace detail
-
-// With `only_sums`, rstd gets the sums of squares, and nothing else is written.
-//   heads: the heads of all rows; count: the heads of a row
-template <class X, int pieces, bool only_sums>
-__global__ void __launch_bounds__(detail::head_norm_max_threads, pieces == 1 ? 2 : 1)
-    head_norm_forward_kernel3(HeadPlaces<X> out, float* rstd, HeadPlaces<const X> in, const X* weight,
-                              float eps, RankSums shared, unsigned heads, int count, int size) {
-    constexpr int pack = Packed<X>::size, held = detail::head_norm_forward_held<pieces>;
-    // The groups of a block take heads in turn, so that neighbors read neighboring heads.
-    const unsigned first = blockIdx.x * held * blockDim.y + threadIdx.y;
-
-    // Beyond the last head or column there are zeros, which add nothing to any sum.
-    Packed<X> x[held][pieces];
-#pragma unroll
-    for (int r = 0; r < held; ++r) {
-        const unsigned head = first + r * blockDim.y;
-#pragma unroll
-        for (int p = 0; p < pieces; ++p) {
-            const int column = detail::head_column<X>(p);
-            x[r][p] = from_bits<X>({});
-            if (head < heads && column < size) {
-                x[r][p] = load_streaming(in.at(head / count, static_cast<int>(head % count), size, column));
-            }
-        }
-    }
-    float sums[held];
-#pragma unroll
-    for (int r = 0; r < held; ++r) {
-        sums[r] = 0;
-#pragma unroll
-        for (int p = 0; p < pieces; ++p) {
-#pragma unroll
-            for (int i = 0; i < pack; ++i) sums[r] += to_float(x[r][p][i]) * to_float(x[r][p][i]);
-        }
-    }
-    detail::add_over_group(sums, 0);
-
-    Packed<X> w[pieces];
-    if constexpr (!only_sums) {
-#pragma unroll
-        for (int p = 0; p < pieces; ++p) {
-            w[p] = detail::head_weight(weight, detail::head_column<X>(p), size);
-        }
-    }
-#pragma unroll
-    for (int r = 0; r < held; ++r) {
-        const unsigned head = first + r * blockDim.y;
-        if (head >= heads) break;
-        if constexpr (only_sums) {
-            if (threadIdx.x == 0) rstd[head] = sums[r];
-        } else {
-            const float sum = shared.sums ? shared.of_row(head, heads) : sums[r];
-            const float scale = rsqrtf(sum / shared.size + eps);
-            if (threadIdx.x == 0) rstd[head] = scale;
-#pragma unroll
-            for (int p = 0; p < pieces; ++p) {
-                const int column = detail::head_column<X>(p);
-                if (column >= size) break;
-#pragma unroll
-                for (int i = 0; i < pack; ++i) {
-                    x[r][p][i] = from_float<X>(to_float(x[r][p][i]) * scale * to_float(w[p][i]));
-                }
-                store(out.at(head / count, static_cast<int>(head % count), size, column), x[r][p]);
-            }
-        }
-    }
-}
 
 // A block goes over many heads. A thread has the same columns of each, so that its part of dweight stays in
 // registers; at the end the groups' parts are added. With `only_sums`, `partials` gets the sum of g h of each
@@ -296,52 +155,6 @@ __global__ void __launch_bounds__(warps* warp_threads)
 
 namespace detail {
 
-inline constexpr int head_norm_blocks_per_multiprocessor = 2;
-
-// The threads of a group, and the groups of a block.
-struct HeadGroups {
-    int pieces, threads, groups;
-};
-
-template <class X>
-HeadGroups head_groups(int size, int block_threads) {
-    const int packs = size / Packed<X>::size;
-    check(packs <= head_norm_most_pieces * head_norm_max_threads, "head norm: a head has at most 24 KiB");
-    check(block_threads % warp_threads == 0 && block_threads > 0 && block_threads <= head_norm_max_threads,
-          "head norm: a block has whole warps, at most head_norm_max_threads");
-    constexpr int most_with_one_piece = 128;
-    HeadGroups g{packs <= most_with_one_piece ? 1 : head_norm_most_pieces, 1, 1};
-    if (packs > warp_threads) {
-        g.threads = blocks_for(packs, g.pieces * warp_threads) * warp_threads;
-    } else {
-        while (g.threads < packs) g.threads *= 2;
-    }
-    g.groups = std::max(1, block_threads / g.threads);
-    return g;
-}
-
-// Calls f<pieces>() with the number of pieces of a thread.
-template <class F>
-void with_pieces(const HeadGroups& groups, F&& f) {
-    if (groups.pieces == 1) return f.template operator()<1>();
-    f.template operator()<head_norm_most_pieces>();
-}
-
-template <bool only_sums, class X>
-void launch_head_norm_forward(const LaunchContext& on, HeadPlaces<X> out, float* rstd, HeadPlaces<const X> in,
-                              const X* weight, float eps, RankSums shared, std::int64_t rows, int count,
-                              int size, int block_threads) {
-    check(has_whole_packs(out, size) && has_whole_packs(in, size), "head norm: pieces of 16 bytes");
-    const unsigned heads = count_heads(rows, count);
-    const HeadGroups g = head_groups<X>(size, block_threads);
-    with_pieces(g, [&]<int pieces>() {
-        const auto block_heads = static_cast<unsigned>(head_norm_forward_held<pieces> * g.groups);
-        launch(on, head_norm_forward_kernel3<X, pieces, only_sums>, blocks_for(heads, block_heads),
-               dim3(static_cast<unsigned>(g.threads), static_cast<unsigned>(g.groups)), 0, out, rstd, in,
-               weight, eps, shared, heads, count, size);
-    });
-}
-
 inline void add_head_norm_partials(const LaunchContext& on, float* dweight, const float* partials,
                                    int partial_blocks, int size) {
     constexpr int warps = 8;
@@ -373,24 +186,6 @@ void launch_head_norm_backward(const LaunchContext& on, HeadPlaces<X> din, float
 }
 
 }  // namespace detail
-
-// out, in: `count` heads of `size` elements in each of the rows; rstd fp32 (rows, count); weight X (size) or
-// null. A head has at most 24 KiB. If ranks share the rows, the count is 1.
-template <class X>
-void head_norm_forward(const LaunchContext& on, HeadPlaces<X> out, float* rstd, HeadPlaces<const X> in,
-                       const X* weight, float eps, RankSums shared, std::int64_t rows, int count, int size,
-                       int block_threads = 256) {
-    detail::launch_head_norm_forward<false>(on, out, rstd, in, weight, eps, shared, rows, count, size,
-                                            block_threads);
-}
-
-// sums fp32 (rows)
-template <class X>
-void head_norm_sums(const LaunchContext& on, float* sums, HeadPlaces<const X> in, std::int64_t rows, int size,
-                    int block_threads = 256) {
-    detail::launch_head_norm_forward<true, X>(on, {nullptr, 0}, sums, in, nullptr, 0, {}, rows, 1, size,
-                                              block_threads);
-}
 
 // The bytes of the partial sums of dweight; enough for any number of heads.
 constexpr std::size_t head_norm_backward_workspace_bytes(const Chip& chip, int size) {
