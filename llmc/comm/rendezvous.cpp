@@ -27,6 +27,8 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds resolving_time{20};
 constexpr std::chrono::seconds attempt_time{10};
 constexpr std::chrono::seconds writing_time{10};
+// If a connection fails because the job has failed, rank 0's news of that may take this long to arrive.
+constexpr std::chrono::seconds news_time{2};
 constexpr std::chrono::milliseconds pause{50};
 
 using What = Answer::What;
@@ -294,10 +296,18 @@ class Rendezvous {
         const Deadline end = std::min(end_, deadline_after(attempt_time));
         Socket socket = connect_to(address, end, why);
         if (!socket || !send_all(socket, bytes_of(hello), end)) {
+            if (job_has_ended()) throw EndsQuietly();
             user_error("rank {} cannot connect to rank {} at {} (port {}): {}; {}", invitation_.rank, rank,
                        address.host, address.port, why, connect_advice);
         }
         return socket;
+    }
+
+    // Whether rank 0 says that the job has failed; another process then reports why.
+    bool job_has_ended() const {
+        Answer answer;
+        return llmc::receive_all(links_[0].notices, bytes_of(answer), deadline_after(news_time)) &&
+               answer.what == What::ended;
     }
 
     void await_higher_ranks() {

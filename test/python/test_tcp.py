@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import threading
 import time
@@ -23,6 +24,7 @@ PROBE = TOOLS / "communicator_probe"
 MODEL = ["--layers=2", "--heads=2", "--channels=32", "--seq-len=16", "--global-batch-tokens=384", "--sample-tokens=0"]
 ENDLESS = ["--layers=4", "--channels=256", "--seq-len=256", "--global-batch-tokens=1048576", "--micro-batch-size=2",
            "--sample-tokens=0"]
+WELCOME, ENDED = 0, 4  # answers of rank 0 (llmc/comm/hello_listener.h)
 
 
 def refused(ended, *words, statuses=None):
@@ -190,6 +192,20 @@ def test_two_processes_with_one_rank(twice):
         ended = job.end()
         assert ended.statuses == [0, 0, 1, 0]
         assert f"cannot listen on port {job.port}: Address already in use; another program or another job's RANK=0 uses it" in one_error(ended.err)
+
+
+def test_a_process_that_comes_while_the_job_ends_says_nothing():
+    """Rank 0, played here, reports an error between the two connections of rank 1. It takes no second one."""
+    job = Job(2)
+    with socket.create_server(("127.0.0.1", job.port)) as listener:
+        job.start(1, PROBE, "world")
+        first, _ = listener.accept()
+    with first:
+        assert len(first.recv(256, socket.MSG_WAITALL)) == 256
+        for what in (WELCOME, ENDED):
+            first.sendall(struct.pack("<8siiQ", b"llmc-yes", what, 0, 0))
+        ended = job.end()
+    assert ended.statuses == [1] and ended.err == ""
 
 
 def test_a_plan_whose_data_are_on_one_machine_only(tmp_path):
