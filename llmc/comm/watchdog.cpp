@@ -58,12 +58,14 @@ double time_for_others(int size, double limit) {
     return std::min(size, 2 * most_turns) * turn + std::min(limit / 2, most_delay);
 }
 
+Moment moment_now() { return {Clock::now(), std::chrono::system_clock::now().time_since_epoch()}; }
+
 void Watchdog::begin(std::string_view call, std::string_view advice) {
     end();
     call_ = call;
     advice_ = advice;
     waited_ = Seconds{0};
-    last_look_ = Clock::now();
+    last_look_ = now_().steady;
     if (last_look_ - last_heard_ < between_hearings) return;
     transport_.hear();
     last_heard_ = last_look_;
@@ -75,7 +77,7 @@ void Watchdog::end() {
 }
 
 void Watchdog::look(bool moved, const std::function<std::vector<int>()>& awaited) {
-    const Clock::time_point now = Clock::now();
+    const auto [now, common] = now_();
     waited_ = moved ? Seconds{0} : waited_ + std::min(Seconds(now - last_look_), longest_counted_pause);
     last_look_ = now;
     if (waited_ <= limit_ / 2) {
@@ -92,8 +94,7 @@ void Watchdog::look(bool moved, const std::function<std::vector<int>()>& awaited
     std::erase_if(silent, [&](int rank) { return transport_.is_waiting(rank); });
     if (waited_ <= limit_) return;
     const double overdue = (waited_ - limit_).count();
-    const Seconds clock = std::chrono::system_clock::now().time_since_epoch();
-    if (!is_turn_to_report(transport_.rank(), transport_.size(), overdue, clock.count())) return;
+    if (!is_turn_to_report(transport_.rank(), transport_.size(), overdue, common.count())) return;
     if (!silent.empty()) report(silent, silent.size() == 1 ? "does not answer" : "do not answer", silent);
     // The ranks waited for are waiting as well, so other ranks should report. If none has done so in time,
     // all wait for each other.

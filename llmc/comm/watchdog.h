@@ -30,10 +30,18 @@ bool is_turn_to_report(int rank, int size, double overdue, double clock);
 // all other ranks have had turns, also those whose wait began later.
 double time_for_others(int size, double limit);
 
+// A moment on two clocks: one that never jumps, and one that is common to the ranks.
+struct Moment {
+    std::chrono::steady_clock::time_point steady;
+    Seconds common;
+};
+Moment moment_now();
+
 class Watchdog {
   public:
-    // Both must outlive the watchdog; the limit may change.
-    Watchdog(Transport& transport, const Seconds& limit) : transport_(transport), limit_(limit) {}
+    // Transport and limit must outlive the watchdog; the limit may change. Tests have clocks of their own.
+    Watchdog(Transport& transport, const Seconds& limit, Moment (*now)() = moment_now)
+        : transport_(transport), limit_(limit), now_(now) {}
 
     // Begins a wait. `call` names it in messages to the user. `advice` names another possible cause if the
     // wait ends the job.
@@ -61,6 +69,7 @@ class Watchdog {
 
     Transport& transport_;
     const Seconds& limit_;
+    Moment (*now_)();
     std::string_view call_, advice_;
     Seconds waited_{0};
     std::chrono::steady_clock::time_point last_look_;

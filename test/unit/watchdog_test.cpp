@@ -6,7 +6,6 @@
 #include <chrono>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "llmc/comm/watchdog.h"
@@ -94,24 +93,29 @@ class FakeTransport final : public Transport {
 
 class Watching : public testing::Test {
   protected:
-    // Looks until the job ends, which leaves its message, or until `seconds` have passed.
+    // Looks every 5 ms of the test's own time until the job ends, which leaves its message, or until `seconds`
+    // have passed.
     std::string look_for(double seconds, bool moved = false) {
-        using Clock = std::chrono::steady_clock;
-        const auto end = Clock::now() + std::chrono::duration<double>(seconds);
+        const Seconds end = time + Seconds(seconds);
         testing::internal::CaptureStderr();
         try {
             do {
-                std::this_thread::sleep_for(std::chrono::milliseconds(5));
-                watchdog.look(moved, [] { return std::vector{1}; });  // also when the last sleep was long
-            } while (Clock::now() < end);
+                time += Seconds(0.005);
+                watchdog.look(moved, [] { return std::vector{1}; });
+            } while (time < end);
         } catch (const FakeTransport::Aborted&) {
         }
         return testing::internal::GetCapturedStderr();
     }
+    static Moment own_moment() {
+        using Clock = std::chrono::steady_clock;
+        return {Clock::time_point(std::chrono::duration_cast<Clock::duration>(time)), time};
+    }
 
+    inline static Seconds time{1000};  // goes on from test to test, as clocks do
     FakeTransport transport;
     Seconds limit{0.6};
-    Watchdog watchdog{transport, limit};
+    Watchdog watchdog{transport, limit, own_moment};
 };
 
 TEST_F(Watching, ALongWaitIsToldOnceAndTakenBackWhenItIsOver) {
@@ -155,10 +159,10 @@ TEST_F(Watching, TheLineNamesWhatMayBeTheReason) {
 TEST_F(Watching, WhoWaitsTooIsNamedLateAndNotForEver) {
     transport.other_waits = true;
     watchdog.begin("a call");
-    const auto begin = std::chrono::steady_clock::now();
+    const Seconds begin = time;
     EXPECT_EQ(look_for(5),
               "error: rank 0 waited 0.6 s in a call for rank 1, which waits too; the job ends\n");
-    EXPECT_GE(std::chrono::steady_clock::now() - begin, Seconds(0.6 + time_for_others(2, 0.6)));
+    EXPECT_GE(time - begin, Seconds(0.6 + time_for_others(2, 0.6)));
 }
 
 }  // namespace
