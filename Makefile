@@ -197,19 +197,19 @@ tokenizer: $(TOKENIZER)  ## GPT-2's byte-pair encoder for Python, build/libgpt2_
 # It builds what the suites need, group by group: the targets programs-NAME.
 RUN_SUITES = $(PYTHON) test/run_suites.py --build $(BUILD) --program $(PROGRAM) --make '$(MAKE) --jobs=$(JOBS) --output-sync=target' \
     --without '$(if $(SIMT_KINDS),,simt) $(if $(RUNTIME_KINDS),,runtime)'
-test: deps  ## from nothing to all tests passed: deps, builds, runs every suite of this tier; the last line counts the tests
+test: deps-of-tests  ## from nothing to all tests passed: deps, builds, runs every suite of this tier; the last line counts the tests
 	@$(RUN_SUITES) $(SUITE)
 
 check:  ## format and lint of what has changed since the commit BASE (default: HEAD), and the suites of the changed folders
 	@$(PYTHON) test/check.py --base '$(or $(BASE),HEAD)' $(RUN_SUITES)
 
-test-more: deps  ## the suites that `make test` has no time for: ThreadSanitizer, the kernel lab, deeper simulated meshes
+test-more: deps-of-tests  ## the suites that `make test` has no time for: ThreadSanitizer, the kernel lab, deeper simulated meshes
 	@$(RUN_SUITES) --tier more $(SUITE)
 
-test-long: deps  ## the suites that take hours; goes on where it was interrupted
+test-long: deps-of-tests  ## the suites that take hours; goes on where it was interrupted
 	@$(RUN_SUITES) --tier long $(SUITE)
 
-test-matrix: deps  ## every combination of ZeRO, pipeline, recompute and accumulation that fits 8 processes
+test-matrix: deps-of-tests  ## every combination of ZeRO, pipeline, recompute and accumulation that fits 8 processes
 	@$(RUN_SUITES) --tier long 'matrix-*'
 
 # MUTANT='adamw-* bpe-*' names some of them; dev/mutants.py -h lists its options. These variables go to the builds of
@@ -218,7 +218,11 @@ FOR_MUTANTS := CXX CXXFLAGS LDFLAGS WERROR GPU_ARCH CUDA CUDA_HOME JOBS
 mutants: deps  ## plants the faults of test/mutants/ one by one in a copy, and lists those that no suite notices
 	@$(PYTHON) dev/mutants.py $(MUTANT) $(foreach name,$(FOR_MUTANTS),$(if $(findstring command,$(origin $(name))),'$(name)=$($(name))'))
 
-.PHONY: programs-trainer programs-tests programs-simulated programs-kernels programs-more programs-long
+# A command that counts tests also ends with a count if packages cannot be installed.
+deps-of-tests:
+	@CXX='$(CXX)' scripts/deps.sh || { echo '0 passed, 1 failed'; exit 1; }
+
+.PHONY: deps-of-tests programs-trainer programs-tests programs-simulated programs-kernels programs-more programs-long
 programs-trainer: $(PROGRAM) $(TOKENIZER)
 programs-tests: $(TEST_PROGRAMS)
 programs-simulated: $(RUNTIME_TESTS) $(filter-out %-planted,$(SIMULATED_PROGRAMS))

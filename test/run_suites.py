@@ -3,9 +3,9 @@
 
 The programs are built group by group. A suite starts as soon as its group is there and cores are free for it, the longest
 first by the last run's times. A suite writes a JUnit report (GoogleTest and pytest both do). One that crashes, exceeds its
-time limit or reports no test counts as one more failure. The last line is `N passed, M failed`, with `, K skipped` if tests
-were skipped. The exit status is 0 only if nothing failed. The output of the suites is in BUILD/test/logs/, and is shown for
-those that fail.
+time limit or reports no test counts as one more failure, and so does one whose programs were not built. The last line is
+`N passed, M failed`, with `, K skipped` if tests were skipped. The exit status is 0 only if nothing failed. The output of the
+suites is in BUILD/test/logs/, and is shown for those that fail.
 """
 
 import argparse
@@ -34,6 +34,9 @@ SLOWEST_SHOWN = 10
 NO_TEST_RAN = "exit status 5"  # pytest's, also for a file of tests that is skipped
 # Suites may need so many cores more than there are: each also waits now and then.
 MORE_CORES = 0.6
+# An error in the output of a build, of a compiler, a linker or make; and the lines that only say that a command has failed.
+ERROR = re.compile(r"error|cannot find|undefined reference|\*\*\*", re.IGNORECASE)
+CONSEQUENCE = re.compile(r"\*\*\* \[|^collect2: |^make.*(Waiting for|because of errors)|^\s")
 SHORT_WAIT = 1.0  # seconds; only so that Ctrl-C is noticed
 running = set()  # the processes of running suites and of the build
 
@@ -100,6 +103,23 @@ def end_group(process):
         os.killpg(process.pid, signal.SIGKILL)
 
 
+def build_group(command):
+    """Builds programs, and prints what the build prints. Returns its exit status, its CPU time, and the last line that says why
+    it failed."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+                               start_new_session=True)
+    running.add(process)
+    error = ""
+    with process.stdout:
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            if ERROR.search(line) and not CONSEQUENCE.search(line):
+                error = line.strip()
+    status, cpu = waited(process)
+    running.discard(process)
+    return status, cpu, error
+
+
 def read_report(path):
     """The tests of a JUnit report; None if there is no complete report."""
     try:
@@ -127,7 +147,10 @@ def run_suite(suite, log_path, report_path):
     if suite.skipped:
         return Result(skipped=[(suite.name, suite.skipped)])
     start = time.monotonic()
-    trouble, cpu = run_command(suite, log_path)
+    try:
+        trouble, cpu = run_command(suite, log_path)
+    except OSError as error:  # no such program
+        trouble, cpu = str(error), 0
     result = read_report(report_path) or Result(failed=[trouble or "no report"])
     result.seconds, result.cpu = time.monotonic() - start, cpu
     if not (result.passed or result.failed or result.skipped):
@@ -188,38 +211,48 @@ class Run:
     def __init__(self, chosen, logs, report, make):
         self.pending, self.logs, self.report = list(chosen), logs, report
         self.width = max(len(suite.name) for suite in chosen)
-        self.results, self.active, self.built, self.failure = {}, [], set(), ""
+        self.results, self.active, self.built = {}, [], set()
         self.build_seconds = self.build_cpu = 0.0
         self.changed = threading.Condition()
         self.times_file = logs / "times.json"
         self.times = json.loads(self.times_file.read_text()) if self.times_file.exists() else {}
         self.pending.sort(key=lambda suite: -self.times.get(suite.name, suite.needs.budget / suite.needs.cores))
-        wanted = {group for suite in chosen if not suite.skipped for group in suite.needs.programs.split()}
         self.is_building = bool(make)
         if make:
-            groups = [group for group in table.GROUPS if group in wanted]
-            threading.Thread(target=self.build, args=(make, groups), daemon=True).start()
+            threading.Thread(target=self.build, args=(make,), daemon=True).start()
         else:
             self.built = set(table.GROUPS)
 
-    def build(self, make, groups):
-        for group in groups:
+    def waits_for(self, suite, group):
+        return group in suite.needs.programs.split() and not suite.skipped
+
+    def build(self, make):
+        for group in table.GROUPS:
+            with self.changed:
+                if not any(self.waits_for(suite, group) for suite in self.pending):
+                    continue
             start = time.monotonic()
-            process = subprocess.Popen([*make, f"programs-{group}"], start_new_session=True)
-            running.add(process)
-            status, cpu = waited(process)
-            running.discard(process)
+            status, cpu, error = build_group([*make, f"programs-{group}"])
             with self.changed:
                 self.build_seconds += time.monotonic() - start
                 self.build_cpu += cpu
                 if status:
-                    self.failure = f"error: the build of the programs {group} failed; its messages are above"
-                    break
-                self.built.add(group)
+                    self.give_up(group, error or f"make ends with status {status}")
+                else:
+                    self.built.add(group)
                 self.changed.notify_all()
         with self.changed:
             self.is_building = False
             self.changed.notify_all()
+
+    def give_up(self, group, error):
+        """The suites that need these programs fail. All others go on."""
+        lost = [suite for suite in self.pending if self.waits_for(suite, group)]
+        for suite in lost:
+            self.pending.remove(suite)
+            self.results[suite.name] = Result(failed=[f"not run: {error}"])
+        print(f"error: the programs {group} were not built: {error}\n"
+              f"    FAILED without them: {' '.join(suite.name for suite in lost)}", flush=True)
 
     def next_suite(self):
         """A suite that may start now, or None."""
@@ -241,7 +274,7 @@ class Run:
 
     def run(self):
         with self.changed:
-            while (self.pending or self.active) and not self.failure:
+            while self.pending or self.active:
                 suite = self.next_suite()
                 if suite is None:
                     self.changed.wait(SHORT_WAIT)
@@ -249,8 +282,6 @@ class Run:
                 self.pending.remove(suite)
                 self.active.append(suite)
                 threading.Thread(target=self.run_one, args=(suite,), daemon=True).start()
-        if self.failure:
-            sys.exit(self.failure)
         self.times.update({name: result.seconds for name, result in self.results.items() if result.seconds})
         self.times_file.write_text(json.dumps(self.times, indent=1))
         return self.results

@@ -143,9 +143,28 @@ def test_a_suite_starts_when_its_programs_are_built(tmp_path):
     first = made(tmp_path, "first", f"[ -e {tmp_path}/programs-trainer ] && touch {tmp_path}/began && cp {good} REPORT")
     second = made(tmp_path, "second", f"[ -e {tmp_path}/programs-tests ] && cp {good} REPORT", programs="tests")
     assert all(not result.failed for result in ran(tmp_path, [second, first], str(make)).values())
-    make.write_text("#!/bin/sh\nexit 2\n")
-    with pytest.raises(SystemExit, match="error: the build of the programs trainer failed"):
-        ran(tmp_path, [first], str(make))
+
+
+def test_programs_that_are_not_built_cost_only_their_suites(tmp_path):
+    """The last line counts, whatever is not built. Here the linker misses a library of one group."""
+    make = tmp_path / "make"
+    make.write_text("""#!/bin/sh
+        [ $1 = programs-tests ] || exit 0
+        echo '/usr/bin/ld: cannot find -lnothing: No such file or directory'
+        echo 'collect2: error: ld returned 1 exit status' >&2
+        echo 'make: *** [Makefile:319: build/test/unit] Error 1' >&2
+        exit 2
+        """)
+    simulated = tmp_path / "build/test/cuda-runtime-plain"
+    simulated.parent.mkdir(parents=True)
+    simulated.write_text(f"#!/bin/sh\nfor option; do case $option in --gtest_output=xml:*) echo '{REPORT.format('')}' > ${{option#*xml:}}; esac; done\n")
+    for script in (make, simulated):
+        script.chmod(0o755)
+    command = [sys.executable, "test/run_suites.py", "--build", tmp_path / "build", "--make", make, "unit", "cuda-runtime-plain"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60 * program.PATIENCE)
+    assert done.stdout.splitlines()[-1] == "1 passed, 2 failed" and done.returncode == 1, done.stdout + done.stderr
+    assert ("error: the programs tests were not built: /usr/bin/ld: cannot find -lnothing: No such file or directory\n"
+            "    FAILED without them: unit.1 unit.2\n") in done.stdout
 
 
 def test_what_has_passed_is_not_run_again(tmp_path):
