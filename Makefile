@@ -143,7 +143,7 @@ $(eval $(call remember,$(BUILD)/version.txt,VERSION_FLAGS))
 # ---- Commands --------------------------------------------------------------------------------------------
 
 .DEFAULT_GOAL := train_gpt
-.PHONY: help deps deps-gpu tokenizer quickstart test check test-more test-long test-matrix mutants test-programs bench-cpu bench-mpi bench-zero bench-pipeline bench bench-check gpu-check bench-gpu-check bundle \
+.PHONY: help deps deps-gpu tokenizer quickstart test check test-more test-long test-matrix test-programs bench-cpu bench-mpi bench-zero bench-pipeline bench bench-check gpu-check bench-gpu-check bundle \
     docs pictures lint check-format check-shell check-python check-prose clang-tidy format clean
 .DELETE_ON_ERROR:
 
@@ -212,12 +212,6 @@ test-long: deps-of-tests  ## the suites that take hours; goes on where it was in
 test-matrix: deps-of-tests  ## every combination of ZeRO, pipeline, recompute and accumulation that fits 8 processes
 	@$(RUN_SUITES) --tier long 'matrix-*'
 
-# MUTANT='adamw-* bpe-*' names some of them; dev/mutants.py -h lists its options. These variables go to the builds of
-# the copy if they are given to this make.
-FOR_MUTANTS := CXX CXXFLAGS LDFLAGS WERROR GPU_ARCH CUDA CUDA_HOME JOBS
-mutants: deps  ## plants the faults of test/mutants/ one by one in a copy, and lists those that no suite notices
-	@$(PYTHON) dev/mutants.py $(MUTANT) $(foreach name,$(FOR_MUTANTS),$(if $(findstring command,$(origin $(name))),'$(name)=$($(name))'))
-
 # A command that counts tests also ends with a count if packages cannot be installed.
 deps-of-tests:
 	@CXX='$(CXX)' scripts/deps.sh || { echo '0 passed, 1 failed'; exit 1; }
@@ -225,9 +219,9 @@ deps-of-tests:
 .PHONY: deps-of-tests programs-trainer programs-tests programs-simulated programs-kernels programs-more programs-long
 programs-trainer: $(PROGRAM) $(TOKENIZER)
 programs-tests: $(TEST_PROGRAMS)
-programs-simulated: $(RUNTIME_TESTS) $(filter-out %-planted,$(SIMULATED_PROGRAMS))
+programs-simulated: $(RUNTIME_TESTS) $(SIMULATED_PROGRAMS)
 programs-kernels: $(filter-out %-thread,$(KERNEL_TESTS))
-programs-more: $(filter %-thread,$(KERNEL_TESTS)) $(filter %-planted,$(SIMULATED_PROGRAMS)) $(SIMULATED_PROBES) $(TESTED_OF_BUNDLE) \
+programs-more: $(filter %-thread,$(KERNEL_TESTS)) $(SIMULATED_PROBES) $(TESTED_OF_BUNDLE) \
     $(KERNEL_REPORT)
 programs-long: $(LONG_PROGRAMS)
 	@:
@@ -284,7 +278,7 @@ check-format:  ## part of lint: clang-format
 	$(QUIET)$(CLANG_FORMAT) --dry-run -Werror $(CPP_FILES)
 check-shell:  ## part of lint: shellcheck
 	$(QUIET)shellcheck .ci/run scripts/slurm.sbatch $(wildcard scripts/*.sh test/*.sh dev/*/*.sh)
-check-prose:  ## part of lint: plain English in comments and pages
+check-prose:  ## part of lint: retired terms (docs/terms.md), and long lines
 	$(QUIET)$(PYTHON) test/python/prose.py
 check-python:  ## part of lint: pyflakes
 	$(QUIET)$(PYTHON) -m pyflakes $(wildcard data/*.py scripts/*.py dev/*.py dev/*/*.py test/*.py test/*/*.py)

@@ -10,8 +10,7 @@ import program
 import pytest
 import refused
 
-PLAIN, ADDRESS, PLANTED = (str(pathlib.Path(program.ROOT, program.BUILD, "test", f"train_gpt-{kind}"))
-                           for kind in ("plain", "address", "planted"))
+PLAIN, ADDRESS = (str(pathlib.Path(program.ROOT, program.BUILD, "test", f"train_gpt-{kind}")) for kind in ("plain", "address"))
 AT_ONCE = min(4, len(os.sched_getaffinity(0)))
 SECONDS = 100 * program.PATIENCE
 

@@ -1,7 +1,6 @@
 """Trainings by the CUDA device's own host code and kernels, without a GPU (simulated.py).
 
-They follow the CPU device. If an event is missing (planted_faults.py), the run differs, or the runtime reports it. They wait
-and allocate only if necessary.
+They follow the CPU device. They wait and allocate only if necessary.
 """
 
 import dataclasses
@@ -15,12 +14,10 @@ import simulated
 import torch
 from greedy_text import PROMPT, telling_weights
 from model_comparison import save_weights
-from planted_faults import FAULTS
-from program import Run
 from simulated import at_once, train
-from simulated_experiment import CPU, ROUNDED, SEQUENCES, SIZES, STEPS, STOCHASTIC, Experiment, counted, in_four_steps, results
+from simulated_experiment import CPU, ROUNDED, SEQUENCES, SIZES, STEPS, STOCHASTIC, Experiment, counted, in_four_steps
 
-simulated.require([simulated.PLAIN, simulated.PLANTED])
+simulated.require()
 
 GREATEST = "priority -5"  # the highest priority of the simulated GPU's streams
 BOTH_OFF = dataclasses.replace(SIZES, **reference_model.SWITCHES_OFF[2])
@@ -123,50 +120,6 @@ def test_generates_the_likeliest_text(sizes, seed, tmp_path):
     for run, mesh in zip(runs, meshes):
         assert run.returncode == 0, f"{mesh}\n{run.stderr}"
         assert [int(token) for token in run.stdout.split()] == [*PROMPT, *expected[:count]], mesh
-
-
-# ---- planted faults
-
-
-@pytest.fixture(scope="module")
-def right(experiment, tmp_path_factory):
-    """A function that gives the run of the program with all faults, when none is active."""
-    @functools.cache
-    def run(ranks, micro_batches):
-        folder, options = tmp_path_factory.mktemp("right"), few_steps(experiment, ranks, micro_batches)
-        first = train(folder / "first", *options, ranks=ranks, executable=simulated.PLANTED)
-        other = train(folder / "other", *options, ranks=ranks, executable=simulated.PLANTED, seed=1)
-        assert results(other) == results(first)
-        return first
-    return run
-
-
-def few_steps(experiment, ranks, micro_batches):
-    return [*experiment.options(steps=4), "--val-data", experiment.data, "--val-every=2", f"--micro-batch-size={SEQUENCES // ranks // micro_batches}"]
-
-
-def found(fault, expected, seed, experiment, folder):
-    """The effect of the fault on a run; None if there is none."""
-    options = ["--out-dir", folder / "run", *few_steps(experiment, fault.ranks, fault.micro_batches), *fault.options,
-               "--sample-tokens=0"]
-    result = simulated.run(options, folder, fault.ranks, simulated.PLANTED, seed, {"PLANT": fault.name})
-    stops = [line for line in result.stderr.splitlines() if line.startswith(("simt: ", "error: "))]
-    if stops:
-        return stops[0]
-    assert result.returncode == 0, result.stderr
-    own = results(Run(folder / "run"))
-    return f"other results {own}" if own != results(expected) else None
-
-
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_a_planted_fault_is_found(fault, right, experiment, tmp_path):
-    expected = right(fault.ranks, fault.micro_batches)
-    for seed in range(1, 6):
-        shown = found(fault, expected, seed, experiment, tmp_path / str(seed))
-        if shown:
-            print(f"seed {seed}: {shown}")
-            return
-    pytest.fail("it was not found")
 
 
 # ---- memory and waits

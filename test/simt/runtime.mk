@@ -42,24 +42,3 @@ $(BUILD)/test/train_gpt-$(1): $$(SIMULATED_OBJECTS_$(1)) $(BUILD)/library.txt $(
 -include $(patsubst %.o,%.d,$(call simt_objects,$(1),$(SIMULATED_CUDA)))
 endef
 $(foreach kind,$(RUNTIME_KINDS),$(eval $(call simulated_program,$(kind))))
-
-# The same with planted faults (test/python/planted_faults.py), to check that they are found.
-PLANTED_SOURCES := llmc/parallel/step/device_streams.cpp llmc/parallel/step/token_feed.cpp llmc/device/cuda/lt_products.cpp \
-    llmc/device/cuda/ops_matmul.cu llmc/comm/nccl/nccl_communicator.cpp
-PLANTED_OBJECTS := $(patsubst %,$(BUILD)/simt/planted/%.o,$(basename $(PLANTED_SOURCES)))
-PLANTED_FOR := $(call objects,$(PLANTED_SOURCES)) $(call simt_objects,plain,$(PLANTED_SOURCES))
-ifneq ($(filter plain,$(RUNTIME_KINDS)),)
-SIMULATED_PROGRAMS += $(BUILD)/test/train_gpt-planted
-$(PLANTED_SOURCES:%=$(BUILD)/simt/planted/%): $(BUILD)/simt/planted/%: % test/python/planted_faults.py
-	@mkdir -p $(@D)
-	$(QUIET)$(PYTHON) test/python/planted_faults.py $< >$@
-$(BUILD)/simt/planted/%.o: $(BUILD)/simt/planted/%.cpp $(BUILD)/simt-flags.txt
-	$(compile_simt)
-$(BUILD)/simt/planted/%.o: $(BUILD)/simt/planted/%.cu $(BUILD)/simt-flags.txt
-	$(compile_simt)
-$(PLANTED_OBJECTS): CHECKS := $(CHECKS_plain)
-$(BUILD)/test/train_gpt-planted: $(PLANTED_OBJECTS) $(BUILD)/test/train_gpt-plain
-	$(link_simt) $(CHECKS_plain) $(PLANTED_OBJECTS) $(filter-out $(PLANTED_FOR),$(SIMULATED_OBJECTS_plain)) $(LIBRARIES) \
-	    -lboost_context -o $@
--include $(PLANTED_OBJECTS:.o=.d)
-endif

@@ -1,15 +1,22 @@
-"""The Makefile builds everything that a change affects and nothing else. Tested with a small project of the same layout."""
+"""The commands of the Makefile and of scripts/deps.sh do what a person expects of them, also on a machine that lacks something.
+They are tried in a small project of the same layout, which has only a few files."""
 
 import os
 import pathlib
 import re
 import shutil
 import subprocess
+import sys
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-MAIN = "int main() {}\n"
+import program
+
+sys.path.append(str(program.ROOT / "test"))
+
+import run_suites  # noqa: E402
+
+ROOT = program.ROOT
 # Variables of a make that runs these tests must not reach their own makes.
 OF_THE_CALLER = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "BUILD", "SANITIZE", "CXXFLAGS", "LDFLAGS", "V", "MPI", "GPU_ARCH", "CUDA",
                  "CUDA_HOME", "CXX", "WERROR"}
@@ -28,25 +35,11 @@ FILES = {
     WITHOUT_MPI: "",
     "llmc/device/cuda/no_cuda.cpp": "",
     "llmc/comm/nccl/no_nccl.cpp": "",
-    "train_gpt.cu": '#include "llmc/far.h"\n' + MAIN,
-    "test/unit/one_test.cpp": '#include "llmc/near.h"\n',
-    "test/unit/two_test.cpp": "",
-    "test/mpi/mpi_main.cpp": MAIN,
-    "test/probe/probe.cpp": MAIN,
-    "test/kernels/kernels_main.cpp": MAIN,
-    "dev/cpu/bench_step.cpp": MAIN,
-    "test/simt/executor.cpp": "",
+    "train_gpt.cu": '#include "llmc/far.h"\nint main() {}\n',
     "test/simt/runtime.mk": "",  # CUDA's headers need not be installed
-    "dev/precompiled.h": "", "test/precompiled.h": "",
-    "dev/lab/lab.cpp": "",
-    "dev/lab/no_gpu.cpp": "",
-    "dev/one.cu": '#include "llmc/kernel.cuh"\n',
-    "llmc/kernel.cuh": "",
+    "dev/precompiled.h": "",
     ".gitignore": (ROOT / ".gitignore").read_text(),
 }
-KERNEL_TESTS = {f"build/test/kernels-{kind}" for kind in ("address", "thread")}
-PROGRAMS = {"train_gpt", "build/test/unit", "build/test/mpi", "build/test/probe/probe", "build/dev/bench_step"} | KERNEL_TESTS
-ALL_LINKED = PROGRAMS | {"build/libgpt2_bpe.so"}  # the library has a few of these files
 
 
 class Project:
@@ -81,78 +74,31 @@ class Project:
 
     def made(self, *arguments):
         """The files that `make ARGUMENTS` compiles, and the programs that it links."""
-        text = self.make(*(arguments or ["test-programs"]))
+        text = self.make(*arguments)
         return tuple(set(re.findall(rf"^(?:echo ')?{verb} ([\w./-]+)", text, re.M)) for verb in ("compile", "link"))
 
 
 SOURCES = {name for name in FILES if name.endswith((".cpp", ".cu"))} - {WITHOUT_MPI}
+EVERYTHING = SOURCES, {"train_gpt"}
 NOTHING = set(), set()
 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
-    """Built once. Each test leaves it built."""
+    """Each test leaves the trainer built."""
     project = Project(tmp_path_factory.mktemp("project"))
-    assert project.made() == (SOURCES, ALL_LINKED)
+    assert project.made() == EVERYTHING
     return project
 
 
-@pytest.fixture(autouse=True)
-def built(project):
-    yield
-    project.made()
-    assert project.made() == NOTHING
-
-
-def test_what_is_built_is_not_built_again(project):
-    assert project.made("-n", "test-programs") == NOTHING
-    assert project.made("-j2", "test-programs") == NOTHING
-    assert "up to date" in project.make()
-
-
-@pytest.mark.skipif("MAKELEVEL" not in os.environ or "SANITIZE" in os.environ, reason="make test did not build the trainer")
-def test_the_trainer_that_was_built_is_not_built_again():
-    """With the parts of CUDA's toolkit on this machine."""
-    would = subprocess.run(["make", "-n", "train_gpt"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert "link" not in would and "compile" not in would, would
-
-
-@pytest.mark.parametrize("header, dependents", [
-    ("llmc/near.h", {"llmc/uses_near.cpp", "llmc/uses_far.cpp", "train_gpt.cu", "test/unit/one_test.cpp"}),
-    ("llmc/far.h", {"llmc/uses_far.cpp", "train_gpt.cu"}),
-    ("llmc/kernel.cuh", {"dev/one.cu"}),
-])
-def test_a_header_compiles_its_dependents(project, header, dependents):
-    os.utime(project.folder / header)
-    linked = KERNEL_TESTS if header.endswith(".cuh") else PROGRAMS
-    assert project.made("-n", "test-programs") == (dependents, linked)
-    assert project.made() == (dependents, linked)
-
-
-def test_a_test_compiles_and_links_alone(project):
-    os.utime(project.folder / "test/unit/two_test.cpp")
-    assert project.made() == ({"test/unit/two_test.cpp"}, {"build/test/unit"})
-
-
-def test_flags(project):
-    # A dry run changes nothing, whatever its flags.
-    assert project.made("-n", "test-programs", "CXXFLAGS=-DX") == (SOURCES, ALL_LINKED)
-    project.make("help", "CXXFLAGS=-DX")
-    assert project.made() == NOTHING
-    assert project.made("test-programs", "CXXFLAGS=-DX") == (SOURCES, ALL_LINKED)
-    assert project.made("test-programs", "CXXFLAGS=-DX") == NOTHING
-    assert project.made() == (SOURCES, ALL_LINKED)
-    assert project.made("test-programs", "LDFLAGS=-s") == (set(), ALL_LINKED)
-    assert project.made("test-programs", "LDFLAGS=-s") == NOTHING
-
-
-def test_warnings_are_errors_only_where_asked(project):
-    assert "-Wall" in project.make("-n", "-B", "V=1") and "-Werror" not in project.make("-n", "-B", "V=1")
-    assert "-Werror" not in project.make("-n", "-B", "V=1", "WERROR=0")
-    assert "-Werror" in project.make("-n", "-B", "V=1", "WERROR=1") and "-Werror" in project.make("-n", "-B", "V=1", WERROR="1")
-    assert "WERROR=1 BUILD=build/lint " in project.make("-n", "lint", "MAKE=echo")
-    ci = (ROOT / ".ci/run").read_text()
-    assert "\nexport WERROR=1\n" in ci and ci.index("export WERROR=1") < ci.index('make "$tier"')
+def test_make_builds_what_a_change_affects(project):
+    assert project.made() == NOTHING and "up to date" in project.make()
+    os.utime(project.folder / "llmc/near.h")
+    assert project.made() == ({"llmc/uses_near.cpp", "llmc/uses_far.cpp", "train_gpt.cu"}, {"train_gpt"})
+    project.commit()
+    assert project.made() == ({"llmc/core/version.cpp"}, {"train_gpt"})
+    assert project.made("CXXFLAGS=-DX") == EVERYTHING and project.made("CXXFLAGS=-DX") == NOTHING
+    assert project.made() == EVERYTHING
 
 
 @pytest.fixture
@@ -162,14 +108,6 @@ def clang(tmp_path):
     script.write_text('#!/bin/sh\n[ -e "$(dirname "$0")/omp.h" ]\n')
     script.chmod(0o755)
     return script
-
-
-def test_clang_has_flags_of_its_own(project, clang, tmp_path):
-    assert "-Wno-restrict" in project.make("-n", "-B", "V=1")
-    (tmp_path / "omp.h").touch()
-    flags = project.make("-n", "-B", "V=1", f"CXX={clang}", "CUDA=0")
-    assert "-Wno-restrict" not in flags and "-Wno-sign-conversion" in flags and "-fopenmp" in flags
-    assert "build/openmp" not in flags and ".gch" not in flags
 
 
 def test_openmp_of_clang_is_its_own_or_another_ones(clang, tmp_path):
@@ -186,66 +124,45 @@ def test_openmp_of_clang_is_its_own_or_another_ones(clang, tmp_path):
 
 
 def test_without_mpi_another_file_replaces_the_one_for_mpi(project):
-    assert project.made("test-programs", "MPI=0") == ({WITHOUT_MPI}, ALL_LINKED)
-    assert project.made("test-programs", "MPI=0") == NOTHING
+    assert project.made("MPI=0") == ({WITHOUT_MPI}, {"train_gpt"})
+    assert project.made("MPI=0") == NOTHING
     assert "-lmpi" in project.make("-n", "train_gpt") and "-lmpi" not in project.make("-n", "train_gpt", "MPI=0")
-    project.make("test-programs")
+    project.make()
 
 
-def test_missing_mpi_is_said_with_what_would_do(project, tmp_path):
-    """As on a machine where only MPI is missing."""
-    tools = tmp_path / "tools"
-    tools.mkdir()
-    (tools / "dpkg-query").write_text("#!/bin/sh\n[ $1 = -W ] && /usr/bin/dpkg-query \"$@\" | grep -v openmpi\n")
-    (tools / "pkg-config").write_text('#!/bin/sh\ncase "$*" in *ompi-c*) exit 1 ;; esac\nexec /usr/bin/pkg-config "$@"\n')
-    for tool in tools.iterdir():
-        tool.chmod(0o755)
-    environment = ENVIRONMENT | {"PATH": f"{tools}:{os.environ['PATH']}"}
-    make = ["make", "CUDA_FOLDER=none", f"BUILD={tmp_path}/build"]
-    run = subprocess.run(make, cwd=project.folder, env=environment, capture_output=True, text=True, timeout=120)
-    assert run.returncode == 2
-    assert re.search(r"\*\*\* missing: libopenmpi-dev \(ompi-c\); run `make deps` or `make MPI=0` to do without MPI\.  Stop\.",
-                     run.stderr), run.stderr
-    run = subprocess.run([*make, "MPI=0"], cwd=project.folder, env=environment, capture_output=True, text=True, timeout=120)
-    assert run.returncode == 0, run.stderr
+@pytest.fixture
+def without_mpi(tmp_path):
+    """The environment of a machine where only MPI is missing, and where apt can install nothing."""
+    scripts = {"dpkg-query": '[ $1 = -W ] && /usr/bin/dpkg-query "$@" | grep -v openmpi',
+               "pkg-config": 'case "$*" in *ompi-c*) exit 1 ;; esac\nexec /usr/bin/pkg-config "$@"',
+               "apt-get": "exit 1", "sudo": 'exec "$@"'}
+    for name, script in scripts.items():
+        path = tmp_path / "tools" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+    return ENVIRONMENT | {"PATH": f"{tmp_path}/tools:{os.environ['PATH']}", "TMPDIR": str(tmp_path)}
 
 
-def test_source_files_come_and_go(project):
-    project.write("llmc/more.cpp", "")
-    project.write("test/unit/more_test.cpp", "")
-    assert project.made() == ({"llmc/more.cpp", "test/unit/more_test.cpp"}, PROGRAMS)
-    (project.folder / "test/unit/more_test.cpp").unlink()
-    assert project.made() == (set(), {"build/test/unit"})
-    (project.folder / "llmc/more.cpp").unlink()
-    assert project.made() == (set(), PROGRAMS)
-    project.write("dev/more.cu", "")
-    assert project.made() == ({"dev/more.cu"}, KERNEL_TESTS)
-    (project.folder / "dev/more.cu").unlink()
-    assert project.made() == (set(), KERNEL_TESTS)
+def test_missing_mpi_is_said_with_what_would_do(project, without_mpi, tmp_path):
+    def make(*arguments):
+        return subprocess.run(["make", "CUDA_FOLDER=none", f"BUILD={tmp_path}/build", *arguments], cwd=project.folder, env=without_mpi,
+                              capture_output=True, text=True, timeout=120)
 
-
-def test_a_header_goes(project):
-    project.write("llmc/far.h", "")
-    (project.folder / "llmc/near.h").unlink()
-    for user in ("llmc/uses_near.cpp", "test/unit/one_test.cpp"):
-        project.write(user, "")
-    compiled, _ = project.made()
-    assert compiled - {"llmc/core/version.cpp"} == {
-        "llmc/uses_near.cpp", "llmc/uses_far.cpp", "train_gpt.cu", "test/unit/one_test.cpp"}
-    project.git("checkout", "-q", ".")
-
-
-def test_a_commit_compiles_one_file(project):
-    project.commit()
-    assert project.made() == ({"llmc/core/version.cpp"}, PROGRAMS)
+    alone = make()
+    assert alone.returncode == 2 and re.search(
+        r"\*\*\* missing: libopenmpi-dev \(ompi-c\); run `make deps` or `make MPI=0` to do without MPI\.  Stop\.", alone.stderr), alone.stderr
+    assert make("MPI=0").returncode == 0
+    tested = make("test")
+    assert tested.returncode == 2 and "error: apt failed" in tested.stderr and tested.stdout.endswith("\n0 passed, 1 failed\n"), tested.stdout
 
 
 def test_clean(project):
-    built = project.made("clean", "train_gpt")
-    assert built == ({name for name in SOURCES if not name.startswith(("test/", "dev/"))}, {"train_gpt"})
+    assert project.made("clean", "train_gpt") == EVERYTHING
     project.make("clean")
     left = subprocess.run(["git", "status", "--short", "--ignored"], cwd=project.folder, capture_output=True, text=True)
     assert left.stdout == ""
+    project.make()
 
 
 def test_help_lists_every_target(project):
@@ -468,3 +385,103 @@ def test_cuda_home_chooses_the_toolkit(toolkit):
                               capture_output=True, text=True, check=True).stdout.strip()
     assert chosen(str(toolkit.folder)) == str(toolkit.folder)
     assert chosen("/nowhere") == chosen("") != str(toolkit.folder)
+
+
+# ---- make test and make check
+
+REPORT = '<testsuites><testsuite><testcase name="a" classname="X"/>{}</testsuite></testsuites>'
+FAILED = '<testcase name="b" classname="X"><failure message="no"/></testcase>'
+
+
+class Suites:
+    """`make test` with scripts in place of make and of the programs."""
+
+    def __init__(self, folder):
+        self.folder, self.make = folder, folder / "make"
+        self.write(self.make, "")
+
+    def write(self, path, script):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("#!/bin/sh\nfor option; do case $option in --gtest_output=xml:*) report=${option#*xml:} ;; esac; done\n" + script)
+        path.chmod(0o755)
+
+    def program(self, name, script):
+        self.write(self.folder / "build/test" / name, script)
+
+    def run(self, *names):
+        command = [sys.executable, "test/run_suites.py", "--build", self.folder / "build", "--make", self.make, *names]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60 * program.PATIENCE)
+
+
+def passes(more=""):
+    return f"echo '{REPORT.format(more)}' >$report\n"
+
+
+@pytest.mark.parametrize("script, counts, says", [
+    (passes(), "1 passed, 0 failed", ""),
+    (passes(FAILED) + "exit 1", "1 passed, 1 failed", "FAILED X.b"),
+    (passes('<testcase name="c" classname="X"><skipped message="no GPU"/></testcase>'), "1 passed, 0 failed, 1 skipped", "1 skipped: no GPU"),
+    ("kill -SEGV $$", "0 passed, 1 failed", "FAILED killed by SIGSEGV"),
+    ("true", "0 passed, 1 failed", "FAILED no report"),
+    (passes() + "exit 3", "1 passed, 1 failed", "FAILED exit status 3"),
+])
+def test_the_last_line_counts(script, counts, says, tmp_path):
+    suites = Suites(tmp_path)
+    suites.program("cuda-runtime-plain", script)
+    done = suites.run("cuda-runtime-plain")
+    assert done.stdout.splitlines()[-1] == counts and says in done.stdout, done.stdout + done.stderr
+    assert (done.returncode == 0) == (", 0 failed" in counts)
+
+
+def test_programs_that_are_not_built_cost_only_their_suites(tmp_path):
+    """Here the linker lacks a library of one group."""
+    suites = Suites(tmp_path)
+    suites.program("cuda-runtime-plain", passes())
+    suites.write(suites.make, """
+        [ $1 = programs-tests ] || exit 0
+        echo '/usr/bin/ld: cannot find -lnothing: No such file or directory'
+        echo 'collect2: error: ld returned 1 exit status' >&2
+        echo 'make: *** [Makefile:319: build/test/unit] Error 1' >&2
+        exit 2
+        """)
+    done = suites.run("unit", "cuda-runtime-plain")
+    assert done.stdout.splitlines()[-1] == "1 passed, 2 failed" and done.returncode == 1, done.stdout + done.stderr
+    assert ("error: the programs tests were not built: /usr/bin/ld: cannot find -lnothing: No such file or directory\n"
+            "    FAILED without them: unit.1 unit.2\n") in done.stdout
+
+
+def test_a_suite_over_its_budget_is_named(capsys):
+    suites = run_suites.table.find_suites("build", str)
+    results = {suite.name: run_suites.Result(cpu=suite.needs.budget * (2 if suite.name == "resume" else 1)) for suite in suites}
+    run_suites.show_over_budget(suites, results)
+    assert capsys.readouterr().out == "CPU time over the budget in test/suites.py: resume 32 of 16 s\n"
+
+
+def test_what_has_passed_is_not_run_again(tmp_path):
+    file = tmp_path / "passed.json"
+    run_suites.Earlier(file, "state").add({"a": run_suites.Result(passed=3), "b": run_suites.Result(failed=["x"])})
+    assert run_suites.Earlier(file, "state").passed == {"a": [3, []]}
+    assert run_suites.Earlier(file, "another").passed == {}
+
+
+def test_check_of_a_changed_page(tmp_path):
+    """In a repository of its own: a page with a retired term, then without, and the suites of its folder."""
+    for name in ("test/check.py", "test/suites.py", "test/python/prose.py", "docs/terms.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+
+    def run(*command):
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
+
+    def checked():
+        return run(sys.executable, "test/check.py", "--base", "HEAD", "echo", "RUN")
+
+    for command in (["init", "-q"], ["add", "-A"], ["-c", "user.name=x", "-c", "user.email=x@x", "commit", "-qm", "x"]):
+        assert run("git", *command).returncode == 0
+    assert "no file differs from HEAD" in checked().stdout
+    page = pathlib.Path(tmp_path, "docs/data.md")
+    page.write_text("A meet" + "ing of ranks.\n")
+    assert checked().returncode == 1 and "is retired, say rendezvous" in checked().stdout
+    page.write_text("A rendezvous of ranks.\n")
+    assert checked().stdout.endswith("RUN documents options_page\n")
