@@ -79,11 +79,14 @@ Json read_manifest(const fs::path& directory) {
     if (status.type() == fs::file_type::none)
         user_error("no checkpoint: {}: {}", directory.string(), error.message());
     if (!fs::is_directory(status)) user_error("no checkpoint: {} is not a directory", directory.string());
-    if (fs::status(path, error).type() == fs::file_type::not_found)
-        user_error(
-            "no checkpoint: {} contains neither {} nor a run's checkpoints; give the directory of a "
-            "checkpoint or of a run",
-            directory.string(), manifest_file);
+    if (fs::status(path, error).type() == fs::file_type::not_found) {
+        const fs::path weights = directory / model_file;
+        user_error("no checkpoint: {} contains neither {} nor a run's checkpoints; {}", directory.string(),
+                   manifest_file,
+                   fs::exists(weights, error)
+                       ? fmt::format("for its weights alone, give --init {}", weights.string())
+                       : "give the directory of a checkpoint or of a run");
+    }
     try {
         Json manifest = Json::parse(read_file(path));
         if (manifest.at("format") != format || manifest.at("version") != version) {

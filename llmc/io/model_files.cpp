@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -10,7 +11,9 @@
 
 #include "llmc/core/error.h"
 #include "llmc/core/text.h"
+#include "llmc/io/foreign_files.h"
 #include "llmc/io/safetensors.h"
+#include "llmc/io/tensor_names.h"
 
 namespace llmc {
 
@@ -97,7 +100,10 @@ void save(const std::filesystem::path& file, const ParameterStore& store, UnitTr
 class ModelFile {
   public:
     ModelFile(const std::filesystem::path& path, const Outline& outline)
-        : path_(path), outline_(outline), reader_(path) {
+        : path_(path),
+          outline_(outline),
+          reader_(path),
+          names_(path, reader_.entries(), outline.files.prefix) {
         for (const Outline::OutlinedUnit& unit : outline.units) {
             for (const ParamSpec& param : unit.spec.params) known_.insert(unit.spec.name + "." + param.name);
         }
@@ -106,53 +112,55 @@ class ModelFile {
     const std::filesystem::path& path() const { return path_; }
     const SafetensorsReader& reader() const { return reader_; }
 
-    // The name of a tensor in the file, with or without the prefix. If a head begins as a copy of the table,
-    // the table's name.
+    // The name of a tensor in the file. An untied head that the file lacks begins as a copy of the table. A tied
+    // head is the table, and programs save such a table by either name. UserError if there is no such tensor.
     std::string name_of(const std::string& name) const {
-        std::string prefixed = files().prefix + name;
-        if (reader_.contains(prefixed)) return prefixed;
-        return begins_as_table(name) ? name_of(files().table) : name;
+        if (const auto found = names_.in_file(name)) return *found;
+        if (copies_table() && name == files().head) return name_of(files().table);
+        if (has_table_as_head() && name == files().table) return *names_.in_file(files().head);
+        refuse_missing(name);
     }
-    bool copies_table() const { return begins_as_table(files().head); }
+
+    std::vector<std::string> notes() const {
+        std::vector<std::string> notes;
+        if (const std::string note = names_.note(); !note.empty()) notes.push_back(note);
+        if (copies_table()) {
+            notes.push_back(fmt::format("{} has no {}: the head starts as a copy of {}", path_.string(),
+                                        files().head, files().table));
+        }
+        if (has_table_as_head()) {
+            notes.push_back(fmt::format("{} has no {}: {}, the tied head, takes its place", path_.string(),
+                                        files().table, files().head));
+        }
+        return notes;
+    }
 
     // UserError for a tensor that this model does not have.
     void check_names() const {
-        for (const SafetensorsEntry& entry : reader_.entries()) {
-            std::string_view name = entry.name;
-            if (name.starts_with(files().prefix)) name.remove_prefix(files().prefix.size());
-            if (is_ignored(name) || name == files().head || known_.contains(std::string(name))) continue;
-            const bool is_bias = name.ends_with(".bias") &&
-                                 known_.contains(std::string(name.substr(0, name.rfind('.'))) + ".weight");
+        for (const auto& [name, in_file] : names_.all()) {
+            if (is_ignored(name) || name == files().head || known_.contains(name)) continue;
+            const bool is_bias =
+                name.ends_with(".bias") && known_.contains(name.substr(0, name.rfind('.')) + ".weight");
             if (is_bias && !has_biases() && !files().no_biases.empty())
                 user_error("{}: {} is a bias, but this model has no biases; leave out {}", path_.string(),
-                           in_quotes(entry.name), files().no_biases);
+                           in_quotes(in_file), files().no_biases);
             user_error("{}: {} is not a tensor of this model of {}; give the sizes of the file's model",
-                       path_.string(), in_quotes(entry.name), plural(std::ssize(outline_.layers), "block"));
+                       path_.string(), in_quotes(in_file), plural(std::ssize(outline_.layers), "block"));
         }
-    }
-    // UserError if the file has neither this bias nor any other: it is of a model without biases.
-    void check_bias(const std::string& name) const {
-        const auto is_bias = [&](const SafetensorsEntry& entry) {
-            return entry.name.ends_with(".bias") && !is_ignored(entry.name);
-        };
-        if (reader_.contains(name) || !name.ends_with(".bias") || files().no_biases.empty()) return;
-        if (std::ranges::none_of(reader_.entries(), is_bias))
-            user_error("{}: there is no tensor {}, and no other bias; try {}", path_.string(),
-                       in_quotes(name), files().no_biases);
     }
     // A separate head must not be lost silently. If the model has none, the file's head must equal the table.
     void check_tied_head() const {
-        const std::string head = name_of(files().head);
-        if (known_.contains(files().head) || !reader_.contains(head)) return;
+        const std::optional<std::string> head = names_.in_file(files().head);
+        if (known_.contains(files().head) || !head) return;
         const std::string table = name_of(files().table);
-        const Shape& shape = reader_.entry(head).shape;
+        const Shape& shape = reader_.entry(*head).shape;
         if (shape == reader_.entry(table).shape) {
             std::vector<float> a(static_cast<std::size_t>(shape.elements())), b(a.size());
-            reader_.read(head, std::span<float>(a));
+            reader_.read(*head, std::span<float>(a));
             reader_.read(table, std::span<float>(b));
             if (a == b) return;
         }
-        user_error("{}: {} differs from {}, but this model's head shares that table{}", path_.string(), head,
+        user_error("{}: {} differs from {}, but this model's head shares that table{}", path_.string(), *head,
                    table, files().untied_head.empty() ? "" : fmt::format("; try {}", files().untied_head));
     }
 
@@ -165,14 +173,31 @@ class ModelFile {
     bool has_biases() const {
         return std::ranges::any_of(known_, [](const std::string& name) { return name.ends_with(".bias"); });
     }
-    bool begins_as_table(const std::string& name) const {
-        return name == files().head && known_.contains(name) && !reader_.contains(name) &&
-               !reader_.contains(files().prefix + name);
+    bool copies_table() const { return known_.contains(files().head) && !names_.contains(files().head); }
+    bool has_table_as_head() const {
+        return !known_.contains(files().head) && names_.contains(files().head) &&
+               !names_.contains(files().table);
+    }
+    [[noreturn]] void refuse_missing(const std::string& name) const {
+        const std::string fault = fmt::format("{}: there is no tensor {}", path_.string(), in_quotes(name));
+        if (is_one_of_several_shards(path_)) user_error("{}; {}", fault, advice_for_shards());
+        if (name == files().table && names_.contains(files().head) && !files().untied_head.empty()) {
+            user_error("{}, only {}, so the file's head is tied; leave out {}", fault, files().head,
+                       files().untied_head);
+        }
+        const auto is_bias = [&](const auto& names) {
+            return names.first.ends_with(".bias") && !is_ignored(names.first);
+        };
+        if (name.ends_with(".bias") && !files().no_biases.empty() &&
+            std::ranges::none_of(names_.all(), is_bias))
+            user_error("{}, and no other bias; try {}", fault, files().no_biases);
+        user_error("{}", fault);
     }
 
     std::filesystem::path path_;
     const Outline& outline_;
     SafetensorsReader reader_;
+    TensorNames names_;
     std::set<std::string> known_;
 };
 
@@ -191,12 +216,20 @@ void check_finite(const std::filesystem::path& file, const std::string& name, st
                file.string(), name, *found, index);
 }
 
-void check_shape(const ModelFile& model, const std::string& name, const Shape& expected) {
-    model.check_bias(name);
+void check_shape(const ModelFile& model, const std::string& name, const ParamSpec& spec) {
+    const Shape expected = file_shape(spec);
     const Shape found = model.reader().entry(name).shape;
     if (found == expected) return;
-    user_error("{}: {} has the shape {}, but this model needs {}; give the sizes of the file's model",
-               model.path().string(), name, to_string(found), to_string(expected));
+    const std::string fault = fmt::format("{}: {} has the shape {}, but this model needs {}",
+                                          model.path().string(), name, to_string(found), to_string(expected));
+    if (spec.transposed_in_files && found == Shape{expected[1], expected[0]}) {
+        user_error(
+            "{}: this is the layout of nn.Linear; transpose the weights of all linear layers to the layout "
+            "of "
+            "GPT-2's Conv1D",
+            fault);
+    }
+    user_error("{}; give the sizes of the file's model", fault);
 }
 
 // Reads a unit's tensors of one kind into its flat buffer.
@@ -207,7 +240,7 @@ void read_unit(const ModelFile& model, const UnitLayout& layout, const Kind& kin
     for (const UnitLayout::Entry& entry : layout.entries()) {
         const std::string name = model.name_of(layout.full_name(entry.spec) + kind.suffix);
         const Shape expected = file_shape(entry.spec);
-        check_shape(model, name, expected);
+        check_shape(model, name, entry.spec);
         const std::span<float> values = tensor_of(flat, entry);
         if (entry.spec.transposed_in_files) {
             transposed.resize(values.size());
@@ -246,17 +279,15 @@ void save_tensors(const std::filesystem::path& file, const ParameterStore& store
     save(file, store, transfer, std::span(&kind, 1), sync);
 }
 
-std::string check_weights(const std::filesystem::path& path, const Outline& outline,
-                          std::span<const UnitLayout> units) {
+std::vector<std::string> check_weights(const std::filesystem::path& path, const Outline& outline,
+                                       std::span<const UnitLayout> units) {
     const ModelFile file(path, outline);
     file.check_names();
     for (const UnitLayout& unit : units) {
         for (const UnitLayout::Entry& entry : unit.entries())
-            check_shape(file, file.name_of(unit.full_name(entry.spec)), file_shape(entry.spec));
+            check_shape(file, file.name_of(unit.full_name(entry.spec)), entry.spec);
     }
-    if (!file.copies_table()) return "";
-    return fmt::format("{} has no {}: the head starts as a copy of {}", path.string(), outline.files.head,
-                       outline.files.table);
+    return file.notes();
 }
 
 void load_weights(const std::filesystem::path& path, ParameterStore& store, UnitTransfer& transfer) {

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "llmc/parallel/zero/parameter_store.h"
 #include "llmc/parallel/zero/unit_transfer.h"
@@ -24,14 +25,13 @@ inline void save_weights(const std::filesystem::path& file, const ParameterStore
 }
 
 // Checks the names and shapes of the file's tensors against a model with these units. Reads only the header.
-// UserError if the file is not a safetensors file or does not match. Returns a note for the user, empty if
-// there is none.
-std::string check_weights(const std::filesystem::path& path, const Outline& outline,
-                          std::span<const UnitLayout> units);
+// UserError if the file is not a safetensors file or does not match. Returns notes for the user.
+std::vector<std::string> check_weights(const std::filesystem::path& path, const Outline& outline,
+                                       std::span<const UnitLayout> units);
 
-// Loads weights from F32, F16, BF16 or F64 tensors, with or without the prefix "transformer.". Attention
-// masks ("h.0.attn.bias") are ignored. UserError if a tensor is missing, has another shape, is not of this
-// model or holds a value that is not finite.
+// Loads weights from F32, F16, BF16 or F64 tensors, with or without the prefix "transformer." and those of
+// PyTorch's wrappers. Attention masks ("h.0.attn.bias") are ignored. UserError if a tensor is missing, has
+// another shape, is not of this model or holds a value that is not finite.
 void load_weights(const std::filesystem::path& path, ParameterStore& store, UnitTransfer& transfer);
 
 // AdamW's moments, as "<tensor>.exp_avg" and "<tensor>.exp_avg_sq", in the shapes of the weights.

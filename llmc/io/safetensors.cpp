@@ -18,6 +18,7 @@
 
 #include "llmc/core/error.h"
 #include "llmc/core/text.h"
+#include "llmc/io/foreign_files.h"
 
 namespace llmc {
 namespace {
@@ -169,6 +170,7 @@ SafetensorsReader::SafetensorsReader(const std::filesystem::path& path)
         if (file_bytes < sizeof(header_bytes))
             user_error("{} is not a safetensors file: it has only {}", path_, count(file_bytes));
         read_at(0, std::as_writable_bytes(std::span(&header_bytes, 1)));
+        if (header_bytes > largest_header) refuse_foreign_file(file_bytes);
         if (header_bytes > file_bytes - sizeof(header_bytes) || header_bytes > largest_header)
             user_error(
                 "{} is truncated or not a safetensors file: its header would have {} bytes, but the file has "
@@ -186,6 +188,14 @@ SafetensorsReader::SafetensorsReader(const std::filesystem::path& path)
 }
 
 SafetensorsReader::~SafetensorsReader() { close(file_); }
+
+// The first bytes of most other files would be the length of an absurd header.
+void SafetensorsReader::refuse_foreign_file(std::uint64_t file_bytes) const {
+    std::string beginning(std::min<std::uint64_t>(file_bytes, bytes_to_recognize), ' ');
+    read_at(0, std::as_writable_bytes(std::span(beginning)));
+    const std::string foreign = recognize_foreign_file(beginning);
+    if (!foreign.empty()) user_error("{} is {}", path_, foreign);
+}
 
 void SafetensorsReader::parse_header(std::string_view header, std::uint64_t data_bytes) {
     json root;

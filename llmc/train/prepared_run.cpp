@@ -136,10 +136,10 @@ void PreparedRun::open_weights() {
     if (checkpoint) {
         notes_of_resume = differences(*checkpoint, options);
     } else if (!options.init.empty()) {
-        const std::string note = naming_option("--init", [&] {
+        const std::vector<std::string> notes_of_weights = naming_option("--init", [&] {
             return check_weights(weights_in(options.weights), *plan.outline, plan.store.units);
         });
-        if (!note.empty()) notes.push_back(note);
+        notes.insert(notes.end(), notes_of_weights.begin(), notes_of_weights.end());
     }
 }
 

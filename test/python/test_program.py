@@ -2,6 +2,7 @@
 
 import json
 import math
+import pathlib
 import re
 import subprocess
 
@@ -284,6 +285,26 @@ def test_export_and_init_are_inverse(tmp_path):
     safetensors_numpy.save(tmp_path / "theirs.safetensors", theirs)
     program.train(tmp_path / "c", *QUICK, "--steps=0", f"--init={tmp_path / 'theirs.safetensors'}", f"--export={second}")
     assert first.read_bytes() == second.read_bytes()
+
+
+@pytest.mark.parametrize("prefix", ["_orig_mod.", "module.", "module._orig_mod."])
+def test_prefixes_of_wrappers_are_left_out_with_a_note(prefix, weights, tmp_path):
+    first, theirs, second = pathlib.Path(weights.removeprefix("--init=")), tmp_path / "theirs.safetensors", tmp_path / "second.safetensors"
+    safetensors_numpy.save(theirs, {f"{prefix}transformer.{name}": tensor for name, tensor in safetensors_numpy.load(first).items()})
+    result = program.run(*program.SMALL, "--steps=0", "--sample-tokens=0", f"--init={theirs}", f"--export={second}", f"--out-dir={tmp_path}/run")
+    assert first.read_bytes() == second.read_bytes()
+    assert f"note: all names in {theirs} begin with {prefix}, a prefix of PyTorch's wrappers, which is left out\n" in result.stdout
+
+
+def test_a_table_that_a_file_lacks_is_the_tied_head(weights, tmp_path):
+    """PyTorch's tools save a shared tensor by one of its names."""
+    first, theirs, second = pathlib.Path(weights.removeprefix("--init=")), tmp_path / "theirs.safetensors", tmp_path / "second.safetensors"
+    tensors = safetensors_numpy.load(first)
+    tensors["lm_head.weight"] = tensors.pop("wte.weight")
+    safetensors_numpy.save(theirs, tensors)
+    result = program.run(*program.SMALL, "--steps=0", "--sample-tokens=0", f"--init={theirs}", f"--export={second}", f"--out-dir={tmp_path}/run")
+    assert first.read_bytes() == second.read_bytes()
+    assert f"note: {theirs} has no wte.weight: lm_head.weight, the tied head, takes its place\n" in result.stdout
 
 
 def test_weights_that_a_checkpoint_replaces_are_noted(weights, tmp_path):

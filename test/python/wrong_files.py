@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import shutil
 
 import numpy as np
@@ -53,6 +54,23 @@ def without_biases(tensors):
 def alone(bias):
     """Removes all biases but this one."""
     return lambda tensors: [tensors.pop(name) for name in list(tensors) if name.endswith(".bias") and name != bias]
+
+
+def renamed(change):
+    """Gives every tensor the name change(name)."""
+    def rename(tensors):
+        old = dict(tensors)
+        tensors.clear()
+        tensors.update({change(name): tensor for name, tensor in old.items()})
+    return rename
+
+
+def without_tensor(name):
+    return lambda tensors: tensors.pop(name)
+
+
+def table_as_head(tensors):
+    tensors["lm_head.weight"] = tensors.pop("wte.weight")
 
 
 def holding(name, index, value):
@@ -123,8 +141,40 @@ SAFETENSORS = [
     Case("weights of a shallower model", [*INIT, "--layers=3"], ['there is no tensor "h.2.ln_1.weight"'], weights()),
     Case("weights of another context", [*INIT, "--seq-len=8"],
          ["wpe.weight has the shape (16, 32), but this model needs (8, 32)"], weights()),
-    Case("tensor transposed", INIT, ["h.0.mlp.c_fc.weight has the shape (128, 32), but this model needs (32, 128)"],
+    Case("tensor transposed", INIT, ["h.0.mlp.c_fc.weight has the shape (128, 32), but this model needs (32, 128): this is the layout of nn.Linear"],
          weights(replaced("h.0.mlp.c_fc.weight", np.zeros((128, 32), np.float32)))),
+    Case("table transposed", INIT, ["wte.weight has the shape (32, 256), but this model needs (256, 32); give the sizes"],
+         weights(replaced("wte.weight", np.zeros((32, 256), np.float32)))),
+    Case("tensor by two names", INIT, ['x.safetensors: "wte.weight" and "transformer.wte.weight" are both the model\'s "wte.weight"; remove one'],
+         weights(lambda tensors: tensors.update({"transformer.wte.weight": tensors["wte.weight"]})), ranks=(1, 2)),
+    Case("some names of a compiled model", INIT, ['"_orig_mod.ln_f.bias" begins with _orig_mod.', "torch.compile", '"wte.weight" does not'],
+         weights(all_of(without_tensor("ln_f.bias"), replaced("_orig_mod.ln_f.bias", np.zeros(32, np.float32))))),
+    Case("some names of a compiled model in a wrapper", INIT, ['"module._orig_mod.ln_f.bias" begins with module._orig_mod.', '"module.wte.weight" does not'],
+         weights(all_of(without_tensor("ln_f.bias"), replaced("_orig_mod.ln_f.bias", np.zeros(32, np.float32)), renamed("module.{}".format)))),
+    Case("a tied head where the model has its own", [*INIT, "--tied-head=false"],
+         ['there is no tensor "wte.weight", only lm_head.weight, so the file\'s head is tied; leave out --tied-head=false'],
+         weights(table_as_head)),
+    Case("one shard of the weights", ["--init={}/model-00001-of-00002.safetensors"],
+         ['there is no tensor "ln_f.weight"; give one file with all tensors', "max_shard_size"],
+         all_of(weights(without_tensor("ln_f.weight")),
+                lambda folder: (folder / "x.safetensors").rename(folder / "model-00001-of-00002.safetensors")), ranks=(1, 2)),
+    Case("index of shards", ["--init={}/model.safetensors.index.json"],
+         ["model.safetensors.index.json is an index of shards, without weights; give one file with all tensors", "max_shard_size"],
+         file("model.safetensors.index.json", b'{\n  "metadata": {\n    "total_size": 8\n  },\n  "weight_map": {\n    "a": "b.safetensors"\n  }\n}\n'),
+         ranks=(1, 2)),
+    Case("configuration instead of weights", INIT, ["x.safetensors is a JSON file; give the .safetensors file"],
+         file("x.safetensors", b'{"model_type": "gpt2"}')),
+    Case("folder of weights", ["--init={}"], ["neither manifest.json nor a run's checkpoints; for its weights alone, give --init ", "/model.safetensors"],
+         all_of(weights(), lambda folder: (folder / "x.safetensors").rename(folder / "model.safetensors"))),
+    *(Case(f"{what} instead of weights", INIT, [f"x.safetensors is {what}", advice], file("x.safetensors", content))
+      for what, advice, content in (
+          ("a zip archive, as torch.save writes", "safetensors.torch.save_file", b"PK\x03\x04\x00\x00\x08\x08" + bytes(100)),
+          ("a pickle of Python", "safetensors.torch.save_file", pickle.dumps({"wte.weight": list(range(100))})),
+          ("a GGUF file", "give the safetensors file of the same model", b"GGUF\x03\x00\x00\x00" + bytes(100)),
+          ("only a pointer to a file in Git LFS", "git lfs pull", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"),
+          ("a web page", "download the file itself", b"<!doctype html>\n<html></html>\n"))),
+    # The length of its header begins like a pickle.
+    Case("header cut off after a length like a pickle's magic", INIT, ["x.safetensors is truncated"], raw(b"{", length=0x0280)),
     Case("tensor of whole numbers", INIT, ['tensor "ln_f.bias" has the dtype I32', "F32"],
          weights(replaced("ln_f.bias", np.zeros(32, np.int32))), late=True),
     Case("a head of its own", INIT, ["lm_head.weight differs from wte.weight", "try --tied-head=false"],
