@@ -136,9 +136,8 @@ class LocalJob {
             const int error = errno;
             kill(id, SIGKILL);
             user_error("cannot watch process {} of {}: {}; {}", rank + 1, processes, std::strerror(error),
-                       error == ENOSYS
-                           ? "--processes needs Linux 5.3 or newer; use mpirun"
-                           : "raise the limit of open files (ulimit -n), or give a smaller --processes");
+                       error == ENOSYS ? "--processes needs Linux 5.3 or newer; use mpirun"
+                                       : "give a smaller --processes");
         }
         ranks_.emplace_back(id, std::move(descriptor));
     }
@@ -291,6 +290,8 @@ std::optional<int> launch_processes(int& argc, char** argv) {
                        start.by == Start::By::mpi ? "of mpirun" : "RANK and WORLD_SIZE are set");
         }
         if (*processes == 1) return std::nullopt;
+        // The processes inherit the limit of this one, which itself needs fewer files than each of them.
+        allow_connections_to_all(*processes);
         return LocalJob(argv).run(*processes);
     } catch (const UserError& fault) {
         write_error(fmt::format("error: {}\n", fault.what()));

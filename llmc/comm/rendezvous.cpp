@@ -350,6 +350,9 @@ class Rendezvous {
 
 }  // namespace
 
-std::vector<Link> find_peers(const Invitation& invitation) { return Rendezvous(invitation).take_place(); }
+std::vector<Link> find_peers(const Invitation& invitation) {
+    allow_connections_to_all(invitation.size);
+    return Rendezvous(invitation).take_place();
+}
 
 }  // namespace llmc

@@ -6,6 +6,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -16,9 +17,15 @@
 #include <memory>
 
 #include "llmc/core/error.h"
+#include "llmc/core/text.h"
 
 namespace llmc {
 namespace {
+
+// A process has two connections to each of the others. The standard streams, the listener, and the files of a
+// run need up to 8 more descriptors; the rest is for libraries.
+constexpr std::int64_t connections_to_a_process = 2;
+constexpr std::int64_t other_files = 16;
 
 // Whether the call must be repeated later, because nothing can move now.
 bool later(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
@@ -199,6 +206,24 @@ Listener::Listener(Socket socket) : socket_(std::move(socket)) {
 Socket Listener::accept() const {
     Socket connection(accept4(socket_.file(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     return connection ? prepared(std::move(connection)) : Socket();
+}
+
+void allow_connections_to_all(int processes) {
+    rlimit limit{};
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+    if (limit.rlim_cur < limit.rlim_max) {
+        limit.rlim_cur = limit.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &limit);
+        getrlimit(RLIMIT_NOFILE, &limit);
+    }
+    const std::int64_t needed = connections_to_a_process * (processes - 1) + other_files;
+    if (limit.rlim_cur >= static_cast<rlim_t>(needed)) return;
+    const auto allowed = static_cast<std::int64_t>(limit.rlim_cur);
+    const std::int64_t most = std::max<std::int64_t>(0, allowed - other_files) / connections_to_a_process + 1;
+    user_error(
+        "each of {} processes needs {} open files, but the hard limit is {} (ulimit -Hn); raise it as root, "
+        "or start at most {}",
+        processes, needed, allowed, plural(most, "process", "es"));
 }
 
 int milliseconds_until(Deadline end) {

@@ -94,6 +94,10 @@ class Listener {
     std::uint16_t port_ = 0;
 };
 
+// Raises this process's limit of open files to the hard limit. UserError if that is too low for one of so many
+// processes that connect to each other.
+void allow_connections_to_all(int processes);
+
 // Milliseconds until `end`, for poll(2): from 0, if it has passed, to 1000.
 int milliseconds_until(Deadline end);
 

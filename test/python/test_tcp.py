@@ -4,6 +4,7 @@ as over MPI. A failure gives one line, whichever process finds it, and status 1 
 import os
 import pathlib
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -478,6 +479,33 @@ def test_the_script_takes_one_number_of_processes(twice):
     result = subprocess.run(command, cwd=program.ROOT, capture_output=True, text=True, timeout=60)
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr.startswith(f"error: -np gives the number of processes; leave {twice[0]} out\n")
+
+
+def with_open_files(soft, hard):
+    return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_the_soft_limit_of_open_files_is_raised():
+    """16 processes have 30 connections each."""
+    command = [program.PROGRAM, "--processes", "16", "--steps=0", "--layers=1", "--heads=2", "--channels=16", "--seq-len=16",
+               "--global-batch-tokens=256"]
+    result = subprocess.run(command, cwd=program.ROOT, capture_output=True, text=True, timeout=60 * program.PATIENCE,
+                            env={**os.environ, "OMP_NUM_THREADS": "1"}, preexec_fn=with_open_files(20, 46))
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_a_hard_limit_of_open_files_that_is_too_low_is_named_at_once():
+    started = time.monotonic()
+    for hard, most in ((45, "15 processes"), (9, "1 process")):
+        result = subprocess.run([program.PROGRAM, "--processes", "16"], cwd=program.ROOT, capture_output=True, text=True, timeout=60,
+                                preexec_fn=with_open_files(hard, hard))
+        assert (result.returncode, result.stdout) == (1, "")
+        assert one_error(result.stderr) == (f"each of 16 processes needs 46 open files, but the hard limit is {hard} (ulimit -Hn); "
+                                            f"raise it as root, or start at most {most}")
+    # Processes of other launchers, too, and one line for all.
+    ended = Job(4).start_all("sh", "-c", 'ulimit -n 21; exec "$0" "$@"', PROBE, "world").end()
+    refused(ended, "each of 4 processes needs 22 open files, but the hard limit is 21")
+    assert time.monotonic() - started < 10 * program.PATIENCE
 
 
 def test_a_rank_starts_no_processes():
