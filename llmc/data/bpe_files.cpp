@@ -119,14 +119,22 @@ BytePairEncoder read_bpe(const fs::path& directory) {
     for (const char* const file : {bpe_ids_file, bpe_merges_file}) {
         std::error_code ignored;
         if (!fs::exists(directory / file, ignored)) {
-            user_error("there is no file '{}'; give the directory of GPT-2's {} and {}",
-                       (directory / file).string(), bpe_ids_file, bpe_merges_file);
+            user_error("there is no file '{}'; {}", (directory / file).string(), advice_for_bpe());
         }
     }
     const ByteNames names;
     std::vector<std::string> tokens = read_merges(directory / bpe_merges_file, names);
     check_ids(directory / bpe_ids_file, names, tokens);
     return BytePairEncoder(std::move(tokens));
+}
+
+std::string advice_for_bpe(std::int64_t vocabulary) {
+    if (vocabulary != gpt2_vocabulary)
+        return fmt::format("give the directory of an encoding of {} tokens with --bpe-dir", vocabulary);
+    return fmt::format(
+        "run `python data/bpe_files.py`, which makes GPT-2's {} and {} in {}, or give their directory with "
+        "--bpe-dir",
+        bpe_ids_file, bpe_merges_file, usual_bpe_directory);
 }
 
 std::optional<BytePairEncoder> find_bpe(const std::string& directory, std::int64_t vocabulary) {

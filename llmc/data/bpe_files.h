@@ -22,6 +22,9 @@ BytePairEncoder read_bpe(const std::filesystem::path& directory);
 // The folder to read if the user gives none.
 inline constexpr const char* usual_bpe_directory = "data/gpt2_bpe";
 
+// How to get an encoding of so many tokens, for messages: "run `...`, which makes ..., or give ... --bpe-dir".
+std::string advice_for_bpe(std::int64_t vocabulary = gpt2_vocabulary);
+
 // The encoding of a model's vocabulary: the one in the given directory, which must have as many tokens. If no
 // directory is given and the vocabulary is GPT-2's, the one in data/gpt2_bpe, if it exists. UserErrors begin
 // with --bpe-dir.

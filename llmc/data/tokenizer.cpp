@@ -7,6 +7,7 @@
 #include "llmc/core/error.h"
 #include "llmc/core/text.h"
 #include "llmc/data/bpe.h"
+#include "llmc/data/bpe_files.h"
 
 namespace llmc {
 
@@ -47,9 +48,9 @@ std::vector<std::int32_t> parse_ids(std::string_view prompt, std::int64_t vocabu
         const auto token = whole_number<std::int32_t>(word);
         if (!token || *token < 0 || *token >= vocabulary) {
             user_error(
-                "--prompt: {} is not a token of a vocabulary of {}; give ids from 0 to {}, separated by "
-                "spaces",
-                word, vocabulary, vocabulary - 1);
+                "--prompt: {} is not a token of a vocabulary of {}; for text, {}; or give ids from 0 to {}, "
+                "separated by spaces",
+                word, vocabulary, advice_for_bpe(vocabulary), vocabulary - 1);
         }
         tokens.push_back(*token);
         prompt.remove_prefix(word.size());

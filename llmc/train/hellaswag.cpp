@@ -10,6 +10,7 @@
 
 #include "llmc/core/error.h"
 #include "llmc/core/text.h"
+#include "llmc/data/bpe_files.h"
 #include "llmc/data/tokenizer.h"
 #include "llmc/device/ops.h"
 #include "llmc/io/files.h"
@@ -79,10 +80,8 @@ HellaSwag::HellaSwag(const std::string& path, std::int64_t limit, const Model& m
                      const BytePairEncoder* bpe)
     : sequence_length_(static_cast<std::size_t>(model.sequence_length)) {
     if (!encodes_text(model.vocabulary, bpe)) {
-        user_error(
-            "{}: no tokenizer for a vocabulary of {}; try --vocab-size 256 (bytes), or GPT-2's {} with "
-            "--bpe-dir",
-            option, model.vocabulary, gpt2_vocabulary);
+        user_error("{}: no tokenizer for a vocabulary of {}; {}; or try --vocab-size 256 (bytes)", option,
+                   model.vocabulary, advice_for_bpe(model.vocabulary));
     }
     const std::string text = naming_option(option, [&] { return read_file(path); });
     std::int64_t number = 0;

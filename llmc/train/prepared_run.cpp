@@ -87,6 +87,8 @@ void PreparedRun::open_files() {
     prompt = encode_prompt(options.prompt, model().vocabulary, encoder());
     open_weights();
     if (!options.generate) open_training_files();
+    if (!bpe && model().vocabulary == gpt2_vocabulary && options.sample_tokens > 0)
+        notes.push_back(fmt::format("samples and --prompt are token ids; for text, {}", advice_for_bpe()));
     notes.insert(notes.begin(), options.notes.begin(), options.notes.end());
 }
 
@@ -157,13 +159,6 @@ void PreparedRun::open_training_files() {
         hellaswag.emplace(options.eval_hellaswag, options.eval_examples, model(), encoder());
     if (!lack_of_data.empty()) notes.push_back(fmt::format("this is only a plan: {}", lack_of_data));
     if (!data.note.empty()) notes.insert(notes.begin(), data.note);
-    if (!bpe && model().vocabulary == gpt2_vocabulary && options.sample_tokens > 0) {
-        notes.push_back(
-            fmt::format("samples and --prompt are token ids; for text, run `python data/bpe_files.py`, which "
-                        "makes GPT-2's {} "
-                        "and {} in {}, or use --bpe-dir",
-                        bpe_ids_file, bpe_merges_file, usual_bpe_directory));
-    }
     if (!is_rank_zero()) return;
     require_no_other_run(options, out_dir, writes, checkpoint ? &*checkpoint : nullptr);
     check_outputs(options, out_dir, writes, data.files, count_parameters(model()));

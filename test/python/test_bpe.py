@@ -89,9 +89,12 @@ def test_prompts_and_samples_are_text(tmp_path):
                           cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "Zürich\n"), done.stderr
     # In a folder without data/gpt2_bpe.
-    text = subprocess.run([(program.ROOT / program.PROGRAM).resolve(), *options, "--out-dir=ids", "--prompt=50256 0"], cwd=tmp_path,
+    text = subprocess.run([(program.ROOT / program.PROGRAM).resolve(), *options, "--out-dir=ids", "--prompt=50256 0", "--export=w.safetensors"], cwd=tmp_path,
                           capture_output=True, text=True, check=True).stdout
     assert "---\n50256 0 " in text and note in text and "run `python data/bpe_files.py`" in text
+    done = subprocess.run([(program.ROOT / program.PROGRAM).resolve(), *options[:5], "--generate", "--init=w.safetensors", "--sample-tokens=1"],
+                          cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stderr.startswith(note) and "run `python data/bpe_files.py`" in done.stderr
 
 
 def change(path, old, new):
@@ -101,7 +104,7 @@ def change(path, old, new):
 
 
 WRONG_FILES = {
-    "no files": (lambda folder: (folder / "encoder.json").unlink(), ["there is no file", "encoder.json", "give the directory"]),
+    "no files": (lambda folder: (folder / "encoder.json").unlink(), ["there is no file", "encoder.json", "give their directory"]),
     "no merges": (lambda folder: (folder / "vocab.bpe").unlink(), ["there is no file", "vocab.bpe"]),
     "cut off": (lambda folder: change(folder / "encoder.json", '"!": 0', '"!": '), ["encoder.json", "it is not JSON at byte 7"]),
     "a merge is lost": (lambda folder: change(folder / "vocab.bpe", "Ġg azed\n", ""), ["encoder.json", "has 50257 tokens", "vocab.bpe in the same directory has 49999 merges"]),
