@@ -75,9 +75,13 @@ def require_parquet(arguments):
 
 
 def boundary(document, position):
-    """The first position from `position` on at which a UTF-8 character begins."""
-    for place in range(position, min(position + 4, len(document))):
-        if document[place] & 0xC0 != 0x80:
+    """The first position from `position` on at which a UTF-8 character begins or the document ends. A position outside the
+    document, or in bytes that are not UTF-8, stays."""
+    if not 0 < position < len(document):
+        return position
+    # A character has at most three bytes after its first.
+    for place in range(position, position + 4):
+        if place == len(document) or document[place] & 0xC0 != 0x80:
             return place
     return position
 
@@ -94,7 +98,7 @@ def before(documents, place):
 def after(documents, place):
     """The documents from a position in their concatenation on, as (bytes of a document, whether they include its beginning)."""
     for document in documents:
-        begin = boundary(document, max(place, 0)) if place < len(document) else len(document)
+        begin = boundary(document, max(place, 0))
         if begin < len(document):
             yield memoryview(document)[begin:], begin == 0
         place -= len(document)

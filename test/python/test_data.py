@@ -75,6 +75,19 @@ def test_divided_within_a_document(tmp_path):
     assert tokens_of(out, "train")[0] == 50256 and 50256 not in tokens_of(out, "val")
 
 
+def test_divided_in_the_last_character_of_a_document(tmp_path):
+    path, out = tmp_path / "texts.jsonl", tmp_path / "out"
+    path.write_text('{"text": "一"}\n' * 11)  # nine tenths of 33 bytes are 29, in the tenth character
+    run_here("text.py", path, "--out", out, *BYTES)
+    assert [bytes(tokens_of(out, split).astype(np.uint8)).decode() for split in ("train", "val")] == ["\n".join("一" * 10), "一"]
+
+
+def test_a_text_of_one_character_has_no_validation(tmp_path):
+    (tmp_path / "text").write_text("一")
+    run_here("text.py", tmp_path / "text", "--out", tmp_path / "out", *BYTES)
+    assert manifest_of(tmp_path / "out")["tokens"] == {"train": 3, "val": 0}
+
+
 def test_documents_of_gpt2(tmp_path, seed):
     folder = gpt2_bpe.require_files()
     out, path = tmp_path / "out", tmp_path / "texts.jsonl"

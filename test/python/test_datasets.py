@@ -51,6 +51,24 @@ def test_stories_lie_across_the_blocks_that_are_read(tmp_path):
     assert list(documents.separated_texts(tmp_path / "stories.txt")) == [text.strip() for text in texts]
 
 
+@pytest.mark.parametrize("texts", [["一"] * 11, ["a", "é", "", "東京", "🦔", "z"], ["🦔🦔", "é"]], ids=["one character", "all lengths", "few"])
+def test_no_place_divides_a_character(texts):
+    whole = [text.encode() for text in texts]
+    for place in range(sum(map(len, whole)) + 2):
+        first, second = ([(bytes(part), begins) for part, begins in pieces(whole, place)] for pieces in (documents.before, documents.after))
+        # Each piece is text, none is lost, and each document begins once.
+        assert "".join(part.decode() for part, _ in first + second) == "".join(texts)
+        assert min(place, sum(map(len, whole))) <= sum(len(part) for part, _ in first) <= place + 3
+        assert sum(begins for part, begins in first + second if part) == sum(map(bool, texts))
+
+
+def test_bytes_that_are_not_utf_8_are_kept_where_documents_are_divided():
+    whole = [b"abc", b"\x80\x80abc", b"\x80" * 9]
+    for place in range(18):
+        assert b"".join(part for part, _ in [*documents.before(whole, place), *documents.after(whole, place)]) == b"".join(whole)
+        assert [begins for _, begins in documents.after(whole, 3)] == [True] * 2
+
+
 def test_tinystories(tmp_path):
     files = {"TinyStoriesV2-GPT4-train.txt": b"One day a cat.\n<|endoftext|>\n\nThen a dog.\n\n<|endoftext|>\n <|endoftext|>The end",
              "TinyStoriesV2-GPT4-valid.txt": b"A bird.\n<|endoftext|>\nA fish.\n<|endoftext|>\n", "other.txt": b"x"}
