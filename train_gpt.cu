@@ -48,6 +48,7 @@
 #include "llmc/train/prepared_run.h"
 #include "llmc/train/records.h"
 #include "llmc/train/report.h"
+#include "llmc/train/run_locks.h"
 #include "llmc/train/session.h"
 
 namespace {
@@ -73,6 +74,8 @@ namespace {
 void prepare_and_run(llmc::Session& session, llmc::PreparedRun& run) {
     if (!session.read_options()) return;  // --help or --version was printed
     const llmc::Options& options = session.options();
+    run.earlier_record = llmc::wait_for_other_starts(session);
+    if (session.stops_early()) return;
 
     run.choose_device_and_mesh();
     if (options.print_model) return session.console().text(llmc::model_text(run.spec));

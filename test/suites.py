@@ -111,6 +111,7 @@ CHECKED_BY = {
     "llmc/device/cuda/*": "cuda-runtime-plain simulated_gpu",
     "llmc/device/*": "unit",
     "llmc/train/stop.*": "unit signals",
+    "llmc/train/run_locks.*": "two_starts run_folders",
     "llmc/train/*": "program resume situations defaults keep_best run_folders options_page wrong_input",
     "train_gpt.cu": "program resume",
     "dev/*.cu": "kernels-address kernels-thread",

@@ -98,6 +98,16 @@ std::filesystem::path kept_as(const std::filesystem::path& file) {
 
 }  // namespace
 
+std::optional<std::filesystem::path> replaced_metrics(const std::filesystem::path& path) {
+    std::error_code ignored;
+    if (path.string().starts_with("/dev/") || path.string().starts_with("/proc/")) return std::nullopt;
+    const auto status = std::filesystem::status(path, ignored);
+    if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) return std::nullopt;
+    if (!std::filesystem::is_symlink(path, ignored)) return path;
+    const std::filesystem::path target = std::filesystem::weakly_canonical(path, ignored);
+    return target.empty() ? path : target;  // empty: the link leads to itself
+}
+
 bool holds_steps(const std::filesystem::path& file) {
     std::error_code ignored;
     if (!std::filesystem::is_regular_file(file, ignored)) return false;
@@ -123,14 +133,10 @@ MetricsWriter::MetricsWriter(std::filesystem::path path, const Json& run, std::i
     : path_(std::move(path)) {
     if (path_.has_parent_path()) make_directory(path_.parent_path());
     std::error_code ignored;
-    const auto status = std::filesystem::status(path_, ignored);
-    // A standard stream is appended to, even if it is redirected to a file. Any other link is followed.
-    const bool stream = path_.string().starts_with("/dev/") || path_.string().starts_with("/proc/");
-    if (!stream && std::filesystem::is_symlink(path_, ignored))
-        path_ = std::filesystem::weakly_canonical(path_);
-    const bool regular =
-        !stream && (std::filesystem::is_regular_file(status) || !std::filesystem::exists(status));
-    const bool goes_on = done > 0 && regular && std::filesystem::exists(status);
+    const std::optional<std::filesystem::path> replaced = replaced_metrics(path_);
+    const bool regular = replaced.has_value();
+    if (regular) path_ = *replaced;
+    const bool goes_on = done > 0 && regular && std::filesystem::exists(path_, ignored);
     Kept earlier = goes_on ? lines_until(read_file(path_), done, run) : Kept{};
     std::string& lines = earlier.lines;
     const bool of_another = regular && lines.empty() && holds_steps(path_);

@@ -41,6 +41,10 @@ struct StepMetrics {
     std::optional<HellaSwagScore> hellaswag{};
 };
 
+// The file that MetricsWriter replaces: where a link leads, if the path is one. Empty for a device and for a
+// standard stream, which is appended to even if it is redirected to a file.
+std::optional<std::filesystem::path> replaced_metrics(const std::filesystem::path& path);
+
 // Whether a file holds a step of any run.
 bool holds_steps(const std::filesystem::path& file);
 // The step of the file's last whole line; 0 if there is none.

@@ -58,7 +58,8 @@ bool is_place_of_run(const fs::path& file, const fs::path& out_dir, bool are_met
         (is_checkpoint_name(rest->string()) || path == folder / best_folder))
         return true;
     if (path.parent_path().filename().string().starts_with("checkpoint-")) return true;
-    const std::vector<std::string> records = names_of_records();
+    std::vector<std::string> records = names_of_records();
+    records.emplace_back(lock_file);
     if (std::ranges::find(records, path.filename().string()) == records.end()) return false;
     if (are_metrics && path.filename() == metrics_name) return false;
     return same_file(path.parent_path(), out_dir) || holds_run(path.parent_path());
@@ -156,6 +157,10 @@ fs::path claim_directory(const fs::path& name) {
     }
 }
 
+bool has_steps_to_train(const Options& options, const std::optional<CheckpointInfo>& checkpoint) {
+    return options.steps > 0 && !(checkpoint && checkpoint->progress.step >= options.steps);
+}
+
 Writes what_is_written(const Options& options, const fs::path& out_dir, bool trains, bool has_checkpoint) {
     if (trains) return {};
     // A checkpoint that is resumed also sets out_dir, but nobody named that place now.
@@ -208,9 +213,7 @@ void require_no_other_run(const Options& options, const fs::path& out_dir, const
                           const CheckpointInfo* resumed) {
     // A new run without --out-dir gets a directory of its own (claim_directory).
     const bool is_own = options.out_dir.empty() && resumed == nullptr;
-    const bool writes_here =
-        writes.checkpoints || writes.record || (writes.metrics && options.metrics.empty());
-    if (is_own || !writes_here) return;
+    if (is_own || !writes.into_folder(options)) return;
     require_no_checkpoint(out_dir);
     if (options.overwrite) return;
     if (resumed != nullptr && is_of_run(resumed->directory, out_dir)) return;

@@ -25,6 +25,9 @@ bool is_of_run(const std::filesystem::path& checkpoint, const std::filesystem::p
 // "runs/2026-01-31_12-00-00-2".
 std::filesystem::path claim_directory(const std::filesystem::path& name);
 
+// The file in a run's directory whose lock a start holds while it writes there (run_locks.h).
+inline constexpr const char* lock_file = "run.lock";
+
 // The file for a run's metrics.
 std::filesystem::path metrics_file(const Options& options, const std::filesystem::path& out_dir);
 
@@ -44,7 +47,15 @@ struct Writes {
     bool checkpoints = true;
     bool record = true;  // run.json and config.toml
     bool metrics = true;
+
+    // Whether one of them lies in the run's directory.
+    bool into_folder(const Options& options) const {
+        return checkpoints || record || (metrics && options.metrics.empty());
+    }
 };
+
+// Whether the run has a step to train, from the checkpoint that it resumes if there is one.
+bool has_steps_to_train(const Options& options, const std::optional<CheckpointInfo>& checkpoint);
 
 // A run that trains writes all of them. A run that only evaluates a model saves no checkpoint, and writes
 // records only if the options name a place. If it evaluates a checkpoint (`has_checkpoint`), it does not

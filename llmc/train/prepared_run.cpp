@@ -146,7 +146,7 @@ void PreparedRun::open_weights() {
 }
 
 void PreparedRun::open_training_files() {
-    trains = options.steps > 0 && !(checkpoint && checkpoint->progress.step >= options.steps);
+    trains = has_steps_to_train(options, checkpoint);
     writes = what_is_written(options, out_dir, trains, checkpoint.has_value());
     // Machines may see different files. Rank 0 writes, so it decides.
     for (bool* written : {&writes.checkpoints, &writes.record, &writes.metrics})

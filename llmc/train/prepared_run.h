@@ -57,6 +57,9 @@ struct PreparedRun {
     Session& session;
     const Options& options;
 
+    // The run.json in the folder of results, as it was before this start looked there (run_locks.h).
+    std::string earlier_record;
+
     // choose_device_and_mesh
     Place place;
     RunSpec spec;

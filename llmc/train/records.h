@@ -9,6 +9,7 @@
 
 #include "llmc/io/metrics.h"
 #include "llmc/train/prepared_run.h"
+#include "llmc/train/run_locks.h"
 
 namespace llmc {
 
@@ -49,6 +50,7 @@ class Records {
   private:
     const PreparedRun& run_;
     ClaimedDirectory claimed_;
+    RunLocks locks_;
     std::optional<MetricsWriter> metrics_;
 };
 

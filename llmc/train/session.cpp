@@ -80,6 +80,11 @@ bool Session::read_options() {
     return has_options_;
 }
 
+void Session::read_options_again() {
+    std::string unused;
+    options_ = *parse_options(argc_, argv_, unused);
+}
+
 std::string Session::program() const { return program_as_called(arguments()); }
 
 bool Session::ask_to_stop() { return is_stopping_ = is_stopping_ || signals_.anywhere(world()); }

@@ -1,0 +1,124 @@
+#include "llmc/train/run_locks.h"
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <filesystem>
+#include <optional>
+#include <system_error>
+#include <thread>
+
+#include "llmc/core/error.h"
+#include "llmc/io/files.h"
+#include "llmc/io/metrics.h"
+#include "llmc/train/outputs.h"
+#include "llmc/train/resume.h"
+#include "llmc/train/stop.h"
+
+namespace llmc {
+
+namespace {
+
+namespace fs = std::filesystem;
+using std::chrono::steady_clock;
+
+constexpr std::chrono::minutes patience{2};
+constexpr std::chrono::milliseconds pause{50};
+
+// A folder or file that one start at a time may write to.
+struct Output {
+    const char* option;
+    fs::path path, lock;
+};
+
+std::vector<Output> outputs_of(const Options& options, const fs::path& out_dir, const Writes& writes) {
+    std::vector<Output> all;
+    const char* const of_folder = "--out-dir";
+    if (writes.into_folder(options)) all.push_back({of_folder, out_dir, out_dir / lock_file});
+    if (!writes.metrics) return all;
+    const fs::path metrics = metrics_file(options, out_dir);
+    if (const std::optional<fs::path> file = replaced_metrics(metrics))
+        all.push_back(
+            {options.metrics.empty() ? of_folder : "--metrics", metrics, fs::path(*file) += ".lock"});
+    return all;
+}
+
+// As far as the options tell, before the model and the data are known.
+std::vector<Output> outputs_of(const Options& options) {
+    if (options.generate || options.plans_only()) return {};
+    const fs::path out_dir = choose_out_dir(options);
+    const std::optional<CheckpointInfo> checkpoint = find_checkpoint(options, out_dir);
+    const bool trains = has_steps_to_train(options, checkpoint);
+    return outputs_of(options, out_dir, what_is_written(options, out_dir, trains, checkpoint.has_value()));
+}
+
+struct HeldOutput {
+    Output output;
+    std::string holder;
+};
+
+std::optional<HeldOutput> first_held(const std::vector<Output>& all) {
+    for (const Output& output : all)
+        if (const auto holder = lock_holder(output.lock)) return HeldOutput{output, *holder};
+    return std::nullopt;
+}
+
+std::string_view remedy_of(const Options& options) {
+    return options.resume ? "wait until it ends, as --resume-if-any does" : "wait until it ends";
+}
+
+[[noreturn]] void refuse(const HeldOutput& held, std::string_view remedy) {
+    user_error("{}: {} is in use by {}; {}, or choose another {}", held.output.option,
+               held.output.path.string(), held.holder, remedy, held.output.option);
+}
+
+// The text of a folder's run.json, which changes with every start that writes there.
+std::string record_in(const fs::path& out_dir) {
+    std::error_code ignored;
+    const fs::path file = out_dir / "run.json";
+    return fs::is_regular_file(file, ignored) ? read_file(file) : "";
+}
+
+}  // namespace
+
+std::string wait_for_other_starts(Session& session) {
+    const bool waits = session.options().resume_if_any;
+    const auto end = steady_clock::now() + patience;
+    const std::vector<Output> all =
+        session.is_rank_zero() ? outputs_of(session.options()) : std::vector<Output>();
+    for (bool is_first = true;; is_first = false) {
+        const std::optional<HeldOutput> held = first_held(all);
+        if (held && !waits) refuse(*held, remedy_of(session.options()));
+        if (held && steady_clock::now() >= end)
+            refuse(*held, fmt::format("it did not end within {} minutes: stop it", patience.count()));
+        if (!on_any_rank(session.world(), held.has_value())) break;
+        if (held && is_first)
+            session.console().note(
+                fmt::format("{} is in use by {}: waiting until it ends, for {} minutes at most",
+                            held->output.path.string(), held->holder, patience.count()));
+        if (session.ask_to_stop()) return "";
+        std::this_thread::sleep_for(pause);
+    }
+    std::string record =
+        session.is_rank_zero() && !all.empty() ? record_in(choose_out_dir(session.options())) : "";
+    if (session.options().resume) session.read_options_again();
+    return record;
+}
+
+RunLocks::RunLocks(const PreparedRun& run) {
+    if (!run.is_rank_zero()) return;
+    const Options& options = run.options;
+    for (const Output& output : outputs_of(options, run.out_dir, run.writes)) {
+        const FileLock& lock = locks_.emplace_back(output.lock);
+        if (lock.holder()) refuse({output, *lock.holder()}, remedy_of(options));
+        if (!lock.fault().empty())
+            run.session.console().note(fmt::format(
+                "{} cannot be locked ({}): let no other start of the program write there meanwhile",
+                output.path.string(), lock.fault()));
+    }
+    if (run.writes.into_folder(options) && record_in(run.out_dir) != run.earlier_record)
+        user_error("--out-dir: another start of the program has begun in {} meanwhile; start this one again",
+                   run.out_dir.string());
+}
+
+}  // namespace llmc

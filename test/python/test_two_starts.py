@@ -1,0 +1,194 @@
+"""Two starts of the program do not write into the folder of one run, or into one file of metrics, at the same time."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+
+import pytest
+
+import program
+from refused import one_error
+from test_signals import Started
+
+TINY = ["--layers=1", "--heads=2", "--channels=16", "--seq-len=16", "--global-batch-tokens=64", "--sample-tokens=0", "--val-batches=1"]
+ENDLESS = [*TINY, "--steps=1000000", "--log-every=1"]
+STOPPED = 75
+FIRST_STEP = r"^ +1 +\d"
+
+
+@pytest.fixture
+def started():
+    """Starts runs, and ends those that a test leaves."""
+    runs = []
+
+    def start(*options, launcher="alone"):
+        runs.append(Started(launcher, *options))
+        return runs[-1]
+
+    yield start
+    for run in runs:
+        if run.process.poll() is None:
+            os.killpg(run.pid, signal.SIGKILL)
+            run.process.wait()
+
+
+def lock_of(folder):
+    return (folder / "run.lock").read_text().strip()
+
+
+def files(folder):
+    return {path.name for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("launcher", ["alone", "two"])
+def test_a_second_start_is_refused(launcher, started, tmp_path):
+    first = started(*ENDLESS, f"--out-dir={tmp_path}/run", "--checkpoint-every=1", launcher=launcher)
+    first.read_until(r"^ +2 +\d")
+    holder = lock_of(tmp_path / "run")
+    assert holder.endswith(f" on machine {socket.gethostname()}") and (launcher != "alone" or holder.startswith(f"process {first.pid} "))
+    in_use = f"is in use by {holder}; wait until it ends"
+    for options in ([], ["--overwrite"], ["--resume"]):
+        refused = program.run(*ENDLESS, f"--out-dir={tmp_path}/run", *options, ranks=2, check=False)
+        hint = ", as --resume-if-any does" if "--resume" in options else ""
+        assert one_error(refused.stderr) == f"--out-dir: {tmp_path}/run {in_use}{hint}, or choose another --out-dir", options
+    refused = program.run(*TINY, "--steps=3", f"--out-dir={tmp_path}/other", f"--metrics={tmp_path}/run/metrics.jsonl", check=False)
+    assert one_error(refused.stderr) == f"--metrics: {tmp_path}/run/metrics.jsonl {in_use}, or choose another --metrics"
+    assert files(tmp_path) == {"run"}
+    # Who only reads is not refused, and writes nothing.
+    run = f"{tmp_path}/run"
+    for options in (["--steps=0", f"--resume={run}"], ["--steps=0", "--resume", f"--out-dir={run}"], ["--print-step", f"--out-dir={run}"],
+                    ["--steps=0", f"--init={run}", f"--metrics={tmp_path}/look"], ["--steps=2", f"--init={run}", f"--out-dir={tmp_path}/new"]):
+        program.run(*TINY, *options)
+    program.run("--generate", "--sample-tokens=1", f"--resume={run}")
+    os.kill(int(holder.split()[1]), signal.SIGTERM)
+    assert first.wait() == STOPPED
+    assert not [name for name in files(tmp_path / "run") if name.endswith(".lock")]
+    steps = program.Run(tmp_path / "run").column("step")
+    assert steps == list(range(1, len(steps) + 1))
+
+
+def test_a_file_of_metrics_has_one_writer(started, tmp_path):
+    """The folders are different, and the file has two names."""
+    (tmp_path / "link").symlink_to("m.jsonl")
+    first = started(*ENDLESS, f"--out-dir={tmp_path}/a", f"--metrics={tmp_path}/m.jsonl")
+    first.read_until(FIRST_STEP)
+    refused = program.run(*TINY, "--steps=1", f"--out-dir={tmp_path}/b", f"--metrics={tmp_path}/link", check=False)
+    assert f"--metrics: {tmp_path}/link is in use by process {first.pid}" in one_error(refused.stderr)
+    program.run(*TINY, "--steps=1", f"--out-dir={tmp_path}/b", "--metrics=/dev/null")
+    first.send(signal.SIGTERM)
+    assert first.wait() == STOPPED and files(tmp_path) == {"a", "b", "link", "m.jsonl"}
+
+
+@pytest.mark.parametrize("launcher", ["alone", "two"])
+def test_resume_if_any_waits_until_the_other_has_saved(launcher, started, tmp_path):
+    first = started(*ENDLESS, f"--out-dir={tmp_path}/run")
+    first.read_until(FIRST_STEP)
+    second = started(*ENDLESS, f"--out-dir={tmp_path}/run", "--resume-if-any", launcher=launcher)
+    second.read_until(f"^note: {tmp_path}/run is in use by process {first.pid} on machine .*: waiting until it ends, for 2 minutes at most$")
+    first.send(signal.SIGTERM)
+    assert first.wait() == STOPPED
+    [checkpoint] = (tmp_path / "run").glob("checkpoint-*")
+    last = int(checkpoint.name.removeprefix("checkpoint-"))
+    second.read_until(f"resuming from {checkpoint} after step {last}$")
+    second.read_until(rf"^ +{last + 1} +\d")
+    second.send(signal.SIGTERM)
+    assert second.wait() == STOPPED
+    steps = program.Run(tmp_path / "run").column("step")
+    assert steps == list(range(1, len(steps) + 1)) and len(steps) > last
+
+
+@pytest.mark.parametrize("launcher", ["alone", "two"])
+def test_a_signal_ends_the_waiting(launcher, started, tmp_path):
+    first = started(*ENDLESS, f"--out-dir={tmp_path}/run")
+    first.read_until(FIRST_STEP)
+    second = started(*ENDLESS, f"--out-dir={tmp_path}/run", "--resume-if-any", launcher=launcher)
+    second.read_until("waiting until it ends")
+    second.send(signal.SIGTERM)
+    assert second.wait() == STOPPED and "stopped before the first step: nothing was written" in second.text
+    assert first.process.poll() is None
+
+
+def test_a_killed_run_locks_nothing(started, tmp_path):
+    first = started(*ENDLESS, f"--out-dir={tmp_path}/run", "--checkpoint-every=1")
+    first.read_until(r"^ +2 +\d")
+    first.send(signal.SIGKILL)
+    first.wait()
+    assert (tmp_path / "run/run.lock").exists()
+    last = max(int(path.name.split("-")[1]) for path in (tmp_path / "run").glob("checkpoint-????????"))
+    resumed = program.train(tmp_path / "run", *TINY, f"--steps={last + 1}", "--resume")
+    assert resumed.column("step") == list(range(1, last + 2)) and not (tmp_path / "run/run.lock").exists()
+
+
+# Stands between the program and the system's locks.
+SHIM = r"""
+#include <cerrno>
+#include <cstdarg>
+#include <cstdlib>
+#include <cstring>
+#include <dlfcn.h>
+#include <fcntl.h>
+extern "C" int fcntl64(int file, int command, ...) {
+    va_list rest;
+    va_start(rest, command);
+    void* const argument = va_arg(rest, void*);
+    va_end(rest);
+    const char* const mode = getenv("LOCKS");
+    const bool asks = command == F_OFD_GETLK, locks = command == F_OFD_SETLK;
+    if ((asks || locks) && !strcmp(mode, "none")) {
+        errno = ENOLCK;
+        return -1;
+    }
+    if (locks && !strcmp(mode, "late") && system(getenv("BEFORE_LOCK")) != 0) abort();
+    static const auto real = reinterpret_cast<int (*)(int, int, ...)>(dlsym(RTLD_NEXT, "fcntl64"));
+    const int result = real(file, command, argument);
+    if (asks && strcmp(mode, "none") != 0) static_cast<struct flock*>(argument)->l_type = F_UNLCK;
+    return result;
+}
+extern "C" int fcntl(int file, int command, ...) {
+    va_list rest;
+    va_start(rest, command);
+    void* const argument = va_arg(rest, void*);
+    va_end(rest);
+    return fcntl64(file, command, argument);
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def shim(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shim")
+    (folder / "shim.cpp").write_text(SHIM)
+    subprocess.run(["g++", "-shared", "-fPIC", "-o", folder / "shim.so", folder / "shim.cpp", "-ldl"], check=True)
+
+    def environment(mode, command="true"):
+        return {"LD_PRELOAD": str(folder / "shim.so"), "LOCKS": mode, "BEFORE_LOCK": f"env -u LD_PRELOAD sh -c '{command}'",
+                "ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"}
+
+    return environment
+
+
+def test_a_file_system_without_locks_is_named(shim, tmp_path):
+    said = program.run(*TINY, "--steps=2", f"--out-dir={tmp_path}/run", env=shim("none")).stdout
+    assert f"note: {tmp_path}/run cannot be locked (No locks available): let no other start" in said
+    assert program.Run(tmp_path / "run").column("step") == [1, 2]
+
+
+def test_starts_of_the_same_moment(shim, started, tmp_path):
+    """Another start locks the folder, or comes and goes, after this one looked whether it is locked."""
+    folder = tmp_path / "run"
+    first = started(*ENDLESS, f"--out-dir={folder}")
+    first.read_until(FIRST_STEP)
+    refused = program.run(*TINY, "--steps=3", f"--out-dir={folder}", "--overwrite", env=shim("blind"), check=False)
+    assert f"--out-dir: {folder} is in use by process {first.pid} " in one_error(refused.stderr)
+    first.send(signal.SIGTERM)
+    assert first.wait() == STOPPED
+    shutil.rmtree(folder)
+    program.train(folder, *TINY, "--steps=2")
+    for options in (["--overwrite"], ["--resume-if-any"]):
+        other = f"cp -n {folder}/run.json {folder}/keep; sed -i s/began_from/began_From/ {folder}/run.json"
+        refused = program.run(*TINY, "--steps=4", f"--out-dir={folder}", *options, env=shim("late", other), check=False)
+        assert one_error(refused.stderr) == f"--out-dir: another start of the program has begun in {folder} meanwhile; start this one again"
+        (folder / "keep").rename(folder / "run.json")
+    assert program.Run(folder).column("step") == [1, 2]
