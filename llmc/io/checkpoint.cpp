@@ -11,6 +11,7 @@
 #include <random>
 #include <string>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "llmc/core/error.h"
@@ -211,23 +212,32 @@ CheckpointInfo read_checkpoint(const fs::path& directory) {
     }
 }
 
+void sort_newest_first(std::vector<CheckpointInfo>& checkpoints) {
+    std::ranges::stable_sort(checkpoints, std::ranges::greater(),
+                             [](const CheckpointInfo& checkpoint) { return checkpoint.progress.step; });
+    std::map<std::string, std::int64_t> ends;  // by run: the time of its last step, which comes first
+    for (const CheckpointInfo& checkpoint : checkpoints) ends.emplace(checkpoint.run, checkpoint.saved_at);
+    std::ranges::stable_sort(checkpoints, std::ranges::greater(), [&](const CheckpointInfo& checkpoint) {
+        return std::pair(ends.at(checkpoint.run), checkpoint.run);
+    });
+}
+
 std::optional<CheckpointInfo> newest_checkpoint(const fs::path& out_dir,
                                                 const std::optional<std::string>& run) {
-    std::optional<CheckpointInfo> newest;
+    std::vector<CheckpointInfo> found;
     std::int64_t last_readable = -1;            // the latest step of a readable checkpoint of any run
     std::map<std::int64_t, UserError> damaged;  // by step
     std::error_code error, ignored;
-    if (!fs::is_directory(out_dir, error)) return newest;
+    if (!fs::is_directory(out_dir, error)) return std::nullopt;
     for (fs::directory_iterator entries(out_dir, error); !error && entries != fs::directory_iterator();
          entries.increment(error)) {
         const fs::directory_entry& entry = *entries;
         const auto step = step_of_name(entry.path().filename().string());
         if (!step || !entry.is_directory(ignored)) continue;
         try {
-            CheckpointInfo found = read_checkpoint(entry.path());
+            CheckpointInfo checkpoint = read_checkpoint(entry.path());
             last_readable = std::max(last_readable, *step);
-            if (run && found.run != *run) continue;
-            if (!newest || found.saved_at > newest->saved_at) newest = std::move(found);
+            if (!run || checkpoint.run == *run) found.push_back(std::move(checkpoint));
         } catch (const UserError& fault) {
             damaged.emplace(*step, fault);
         }
@@ -236,7 +246,8 @@ std::optional<CheckpointInfo> newest_checkpoint(const fs::path& out_dir,
     // A damaged checkpoint is ignored if a readable one of a later step exists.
     if (!damaged.empty() && last_readable < damaged.rbegin()->first)
         throw UserError(damaged.rbegin()->second);
-    return newest;
+    sort_newest_first(found);
+    return found.empty() ? std::nullopt : std::optional(std::move(found.front()));
 }
 
 std::vector<CheckpointInfo> readable_checkpoints(const fs::path& out_dir) {
@@ -251,12 +262,12 @@ std::vector<CheckpointInfo> readable_checkpoints(const fs::path& out_dir) {
             // Not a readable checkpoint.
         }
     }
-    std::ranges::sort(found, std::ranges::greater(), &CheckpointInfo::saved_at);
+    sort_newest_first(found);
     return found;
 }
 
-std::optional<CheckpointInfo> newest_whole_checkpoint(const fs::path& out_dir) {
-    for (const CheckpointInfo& checkpoint : readable_checkpoints(out_dir)) {
+std::optional<CheckpointInfo> newest_whole(const std::vector<CheckpointInfo>& checkpoints) {
+    for (const CheckpointInfo& checkpoint : checkpoints) {
         try {
             verify_files(checkpoint.directory, true);
             return checkpoint;

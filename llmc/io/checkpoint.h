@@ -68,20 +68,23 @@ std::uint64_t weights_bytes(std::int64_t parameters);
 // UserError if the directory is not a complete checkpoint. Reads only the manifest.
 CheckpointInfo read_checkpoint(const std::filesystem::path& directory);
 
-// The most recently saved checkpoint of `out_dir`, only among those of `run` if it is given. Empty if there
+// Sorts checkpoints, the newest first. Steps tell the order of those that one start of the program saved, since a
+// clock may be set back. The times of their last steps tell the order of starts.
+void sort_newest_first(std::vector<CheckpointInfo>& checkpoints);
+
+// The newest checkpoint of `out_dir`, only among those of `run` if it is given. Empty if there
 // is none. UserError if the checkpoint of the last step is damaged.
 std::optional<CheckpointInfo> newest_checkpoint(const std::filesystem::path& out_dir,
                                                 const std::optional<std::string>& run);
 
-// The checkpoints of a directory whose manifests can be read, those saved last first.
+// The checkpoints of a directory whose manifests can be read, the newest first.
 std::vector<CheckpointInfo> readable_checkpoints(const std::filesystem::path& out_dir);
 
 // Removes all checkpoints of a directory but `kept`.
 void remove_checkpoints(const std::filesystem::path& directory, const std::filesystem::path& kept);
 
-// The most recently saved checkpoint of the directory whose files all match their checksums. Empty if there
-// is none.
-std::optional<CheckpointInfo> newest_whole_checkpoint(const std::filesystem::path& out_dir);
+// The newest of these checkpoints whose files all match their checksums. Empty if there is none.
+std::optional<CheckpointInfo> newest_whole(const std::vector<CheckpointInfo>& checkpoints);
 
 // The file with the weights: the weights of a checkpoint, if the path is a directory, else the path itself.
 std::filesystem::path weights_in(const std::filesystem::path& path);

@@ -132,10 +132,10 @@ std::optional<CheckpointInfo> newest_of_run(const fs::path& out_dir, const std::
     } catch (const UserError&) {
         if (!newest) throw;
     }
-    const bool is_newer =
-        best &&
-        (!newest || (best->saved_at > newest->saved_at && best->progress.step != newest->progress.step));
-    return is_newer ? best : newest;
+    if (!newest || !best) return newest ? newest : best;
+    std::vector<CheckpointInfo> both = {*newest, *best};  // if they are of one step, their order stays
+    sort_newest_first(both);
+    return both.front();
 }
 
 fs::path choose_out_dir(const Options& options) {

@@ -37,7 +37,7 @@ inline constexpr const char* best_folder = "best";
 // The checkpoint there; empty if there is none with weights.
 std::optional<CheckpointInfo> best_checkpoint(const std::filesystem::path& out_dir);
 
-// The newest checkpoint of a run's directory, or that of --keep-best if it was saved later and at another step.
+// The newest checkpoint of a run's directory, or that of --keep-best if it is newer and of another step.
 // `run` as for newest_checkpoint().
 std::optional<CheckpointInfo> newest_of_run(const std::filesystem::path& out_dir,
                                             const std::optional<std::string>& run);

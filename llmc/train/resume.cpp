@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string_view>
@@ -56,9 +57,11 @@ void suggesting_complete_checkpoint(const Options& options, const std::filesyste
         if (names_run) throw;
         const std::filesystem::path folder =
             options.resume->empty() ? out_dir : plain_path(*options.resume).parent_path();
-        std::optional<CheckpointInfo> whole = newest_whole_checkpoint(folder), best;
-        if (!holds_run(folder / best_folder)) best = newest_whole_checkpoint(folder / best_folder);
-        if (best && (!whole || best->saved_at > whole->saved_at)) whole = std::move(best);
+        std::vector<CheckpointInfo> found = readable_checkpoints(folder);
+        if (!holds_run(folder / best_folder))
+            std::ranges::move(readable_checkpoints(folder / best_folder), std::back_inserter(found));
+        sort_newest_first(found);
+        const std::optional<CheckpointInfo> whole = newest_whole(found);
         if (!whole) throw;
         user_error("{}; to use the newest whole checkpoint: --resume {}", fault.what(),
                    shell_word(whole->directory.string()));

@@ -9,6 +9,7 @@ import pytest
 
 import program
 import safetensors_numpy
+from old_checkpoint import sealed
 from program import digest
 
 MODEL = [*program.SMALL, "--lr=1e-3"]
@@ -213,6 +214,47 @@ def test_the_newest_checkpoint_is_the_one_that_was_saved_last(tmp_path):
     assert {path.name for path in tmp_path.glob("checkpoint-*")} >= {"checkpoint-00000002", "checkpoint-00000008"}
     result = program.run(*MODEL, "--seed=5", "--sample-tokens=0", "--steps=3", "--resume", tmp_path)
     assert "checkpoint-00000002 after step 2" in said(result)
+
+
+def set_clock(checkpoint, seconds):
+    """As if the checkpoint had been saved that much later."""
+    path = checkpoint / "manifest.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps(sealed(manifest | {"saved_at": manifest["saved_at"] + round(seconds * 1e9)})))
+
+
+@pytest.mark.parametrize("has_record", [True, False])
+def test_a_clock_that_was_set_back_hides_no_steps(has_record, tmp_path):
+    program.train(tmp_path, *MODEL, "--steps=6", "--checkpoint-every=2", "--val-every=2", "--keep-best")
+    set_clock(tmp_path / "checkpoint-00000002", 3600)
+    [best] = (tmp_path / "best").iterdir()
+    set_clock(best, 7200)
+    if not has_record:
+        (tmp_path / "run.json").unlink()
+    for options in (["--steps=0", f"--resume={tmp_path}"], ["--steps=0", "--resume", f"--out-dir={tmp_path}"]):
+        assert "checkpoint-00000006 after step 6" in said(program.run(*MODEL, "--sample-tokens=0", *options))
+    texts = [program.run("--generate", "--sample-tokens=20", f"--resume={tmp_path}{name}").stdout for name in ("", "/checkpoint-00000006", "/checkpoint-00000002")]
+    assert texts[0] == texts[1] != texts[2]
+    program.run(*MODEL, f"--init={tmp_path}", "--steps=1", "--lr=0", f"--out-dir={tmp_path}/second", "--sample-tokens=0")
+    weights = [safetensors_numpy.load(path / "model.safetensors") for path in (tmp_path / "second/checkpoint-00000001", tmp_path / "checkpoint-00000006")]
+    assert all(np.array_equal(weights[0][name], weights[1][name]) for name in weights[1])
+    # The newest whole one, if the newest is damaged.
+    (tmp_path / "checkpoint-00000006/model.safetensors").write_bytes(b"")
+    shutil.rmtree(tmp_path / "best")
+    refused = program.run(*MODEL, "--sample-tokens=0", "--steps=7", "--resume", f"--out-dir={tmp_path}", check=False)
+    assert refused.stderr.endswith(f"--resume {tmp_path}/checkpoint-00000004\n")
+
+
+@pytest.mark.parametrize("has_record", [True, False])
+def test_a_clock_that_was_set_back_revives_no_branch(has_record, tmp_path):
+    """The branch that was left has more steps, and one of its checkpoints has a time in the future."""
+    program.train(tmp_path, *MODEL, "--steps=9", "--checkpoint-every=3")
+    program.train(tmp_path, *MODEL, "--steps=5", "--resume", tmp_path / "checkpoint-00000003")
+    set_clock(tmp_path / "checkpoint-00000006", 3600)
+    if not has_record:
+        (tmp_path / "run.json").unlink()
+    result = program.run(*MODEL, "--steps=7", f"--out-dir={tmp_path}", "--sample-tokens=0", "--resume")
+    assert "checkpoint-00000005 after step 5" in said(result)
 
 
 def test_a_run_whose_beginning_is_gone_begins_afresh(tmp_path):
