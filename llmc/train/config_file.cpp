@@ -47,15 +47,37 @@ std::string key_in_line(const std::string& text, int line) {
     return begin == std::string::npos ? "" : found.substr(begin, found.find_last_not_of(' ') + 1 - begin);
 }
 
+// The dots of keys and numbers: those outside of texts and comments. Texts follow TOML's rules: they begin and end
+// with one or three marks of a kind, and a backslash between " marks hides the next character.
+std::size_t dots_outside_quotes(std::string_view text) {
+    std::size_t dots = 0;
+    for (std::size_t i = 0; i < text.size(); ++i) {
+        const char mark = text[i];
+        if (mark == '.') ++dots;
+        if (mark == '#') i = std::min(text.find('\n', i), text.size());
+        if (mark != '"' && mark != '\'') continue;
+        const std::string three(3, mark);
+        const std::string_view end = text.substr(i).starts_with(three) ? three : std::string_view(&mark, 1);
+        i += end.size();
+        while (i < text.size() && !text.substr(i).starts_with(end))
+            i += mark == '"' && text[i] == '\\' ? 2 : 1;
+        i += end.size() - 1;
+        // The last marks of a text between three marks may be its own.
+        for (int own = 0; end.size() == 3 && own < 2 && i + 1 < text.size() && text[i + 1] == mark; ++own)
+            ++i;
+    }
+    return dots;
+}
+
 }  // namespace
 
 std::vector<ConfigSetting> read_config_file(const std::string& file) {
-    // toml++ parses a dotted key recursively, so a key with many thousand dots would overflow the stack.
-    constexpr std::size_t most_bytes = 32 << 10;
+    // toml++ handles a dotted key recursively, so a key with many thousand dots would overflow the stack.
+    constexpr std::size_t most_dots = 1000;
     const std::string text = naming_option("--config", [&] { return read_file(file); });
-    if (text.size() > most_bytes) {
-        user_error("{} has {} bytes; a configuration file may have {} at most", file, text.size(),
-                   most_bytes);
+    if (const std::size_t dots = dots_outside_quotes(text); dots > most_dots) {
+        user_error("{} has {} dots outside of quotation marks; a configuration file may have {} at most",
+                   file, dots, most_dots);
     }
     std::vector<ConfigSetting> settings;
     int line = 0;

@@ -132,15 +132,21 @@ void settle_resume(Options& options) {
 
 namespace {
 
-// The settings that the configuration of a checkpoint's run gave; none if that cannot be read.
-std::set<std::string, std::less<>> given_then(const CheckpointInfo& checkpoint) {
+// The settings that the configuration of a checkpoint's run gave; none if there is no such file. A note if it
+// cannot be read.
+std::set<std::string, std::less<>> given_then(const CheckpointInfo& checkpoint,
+                                              std::vector<std::string>& notes) {
     std::set<std::string, std::less<>> names;
+    std::error_code ignored;
+    const std::filesystem::path file = directory_of_run(checkpoint.directory) / "config.toml";
+    if (std::filesystem::status(file, ignored).type() == std::filesystem::file_type::not_found) return names;
     try {
-        const std::filesystem::path run = directory_of_run(checkpoint.directory);
-        for (const ConfigSetting& setting : read_config_file((run / "config.toml").string()))
-            names.insert(setting.name);
-    } catch (const UserError&) {
-        return {};
+        for (const ConfigSetting& setting : read_config_file(file.string())) names.insert(setting.name);
+    } catch (const UserError& fault) {
+        notes.push_back(fmt::format(
+            "{}; so it is not known whether the run was given --reduce-every, --init and --out-dir, and "
+            "they are not kept: give them again",
+            fault.what()));
     }
     return names;
 }
@@ -167,7 +173,7 @@ std::optional<CheckpointInfo> settle_from_checkpoint(Options& options) {
     const std::optional<CheckpointInfo> checkpoint = find_checkpoint(options, choose_out_dir(options));
     if (!checkpoint || !take_model(options, *checkpoint)) return checkpoint;
     const auto then = nlohmann::ordered_json::parse(checkpoint->configuration);
-    const auto given = given_then(*checkpoint);
+    const auto given = given_then(*checkpoint, options.notes);
     const Options now = options;
     const auto json = to_json(now);
     const bool trains = options.steps > 0;

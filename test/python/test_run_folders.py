@@ -127,6 +127,28 @@ def test_a_resumed_run_goes_on_naming_its_directory(tmp_path):
     assert 'init = "w.safetensors"' in given()
 
 
+def test_a_long_prompt_is_read_back_with_all_other_settings(tmp_path):
+    """A command line's arguments have at most 128 KiB each, and a control character is written as six."""
+    first = program.train(tmp_path / "first", *TINY, *QUIET, "--steps=1")
+    prompt = "A sentence. It's \"long\".\a" * 4000
+    given = [f"--init={first.out_dir}", "--reduce-every=micro-batch", f"--prompt={prompt}"]
+    program.run(*QUIET, "--steps=2", *given, f"--out-dir={tmp_path}/run")
+    before = settings_given(tmp_path / "run")
+    assert any(line.startswith("prompt") for line in before) and len(before) > 4
+    text = program.run("--steps=3", "--resume", f"--out-dir={tmp_path}/run").stdout
+    assert "not known" not in text and settings_given(tmp_path / "run") == before - {"steps = 2"} | {"steps = 3"}
+    assert program.Run(tmp_path / "run").record["configuration"]["prompt"] == prompt
+    program.run(f"--config={tmp_path}/run/config.toml", f"--out-dir={tmp_path}/again")
+
+
+def test_a_configuration_that_cannot_be_read_is_not_passed_over_silently(tmp_path):
+    program.run(*TINY, *QUIET, "--steps=1", "--reduce-every=micro-batch", f"--out-dir={tmp_path}")
+    (tmp_path / "config.toml").write_text("steps = 1\nnonsense\n")
+    text = " ".join(program.run(*QUIET, "--steps=2", "--resume", f"--out-dir={tmp_path}").stdout.split())
+    assert f"note: {tmp_path}/config.toml, line 2: " in text
+    assert "it is not known whether the run was given --reduce-every, --init and --out-dir, and they are not kept: give them again" in text
+
+
 @pytest.mark.parametrize("named", ["run", "checkpoint", "file"])
 def test_init_takes_a_checkpoint(named, tmp_path):
     first = program.train(tmp_path / "first", *TINY, *QUIET, "--steps=3", "--checkpoint-every=2")

@@ -37,6 +37,14 @@ TEST_F(ConfigFile, ReadsEveryText) {
     }
 }
 
+TEST_F(ConfigFile, ReadsALongText) {
+    std::string text;
+    for (int i = 0; i < 100'000; ++i) text += "...\n'\"";
+    const auto settings = read("prompt = " + as_config_text(text) + "\n");
+    ASSERT_EQ(settings.size(), 1U);
+    EXPECT_EQ(settings[0].value, text);
+}
+
 TEST_F(ConfigFile, ReadsSettingsWithTheirLines) {
     const auto settings = read("# mine\n\n  lr=1e-3 # fast\r\nmodel\t= 'a\\b'\nsteps = 4");
     ASSERT_EQ(settings.size(), 3U);
