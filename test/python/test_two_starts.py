@@ -85,7 +85,8 @@ def test_a_file_of_metrics_has_one_writer(started, tmp_path):
 def test_resume_if_any_waits_until_the_other_has_saved(launcher, started, tmp_path):
     first = started(*ENDLESS, f"--out-dir={tmp_path}/run")
     first.read_until(FIRST_STEP)
-    second = started(*ENDLESS, f"--out-dir={tmp_path}/run", "--resume-if-any", launcher=launcher)
+    # All settings are those of the run, which has saved none of them yet.
+    second = started(f"--out-dir={tmp_path}/run", "--resume-if-any", launcher=launcher)
     second.read_until(f"^note: {tmp_path}/run is in use by process {first.pid} on machine .*: waiting until it ends, for 2 minutes at most$")
     first.send(signal.SIGTERM)
     assert first.wait() == STOPPED
