@@ -134,6 +134,28 @@ double unigram_loss(const TokenSource& training, const TokenSource& measured, st
     return nats / static_cast<double>(measured.tokens());
 }
 
+// The records of the files of `source`: a text, of which it may be a part, or token shards.
+std::vector<FileRecord> records_of(const Found& found, const TokenSource& source, const std::string& option) {
+    if (found.text) {
+        const Text& text = *found.text;
+        return {record_of(text.name, text.file ? text.file->bytes() : text.bytes, source.tokens())};
+    }
+    std::vector<FileRecord> records;
+    for (const std::string& file : found.files)
+        records.push_back(record_of(file, MappedFile(file, option).bytes(), source.tokens(records.size())));
+    return records;
+}
+
+void record_training(Data& data, const Found& found, std::int64_t sequence_length) {
+    data.record["train-data"] = {.files = records_of(found, *data.training, "--train-data"),
+                                 .samples = training_windows(*data.training, sequence_length)};
+}
+
+void record_validation(Data& data, const Found& found, std::int64_t sequence_length) {
+    data.record["val-data"] = {.files = records_of(found, *data.validation, "--val-data"),
+                               .samples = ValidationWindows(*data.validation, sequence_length).windows()};
+}
+
 void open_training(Data& data, const DataOptions& options) {
     const bool embedded = options.train_data.empty();
     std::shared_ptr<const Stories> stories;
@@ -150,6 +172,7 @@ void open_training(Data& data, const DataOptions& options) {
         data.training = open_token_shards(found.files, options.vocabulary, "--train-data");
         data.training_description =
             describe(shards_text(options.train_data, found.files.size()), *data.training);
+        record_training(data, found, options.sequence_length);
         return;
     }
 
@@ -158,9 +181,11 @@ void open_training(Data& data, const DataOptions& options) {
     const std::size_t cut = options.val_data.empty() ? training_bytes(text) : all;
     data.training = make_text_source(part(text, 0, cut), options.vocabulary);
     data.training_description = describe((cut < all ? "first 90% of " : "") + text.name, *data.training);
+    record_training(data, found, options.sequence_length);
     if (cut == all) return;
     data.validation = make_text_source(part(text, cut, all), options.vocabulary);
     data.validation_description = describe("last 10% of " + text.name, *data.validation);
+    record_validation(data, found, options.sequence_length);
     if (stories) data.source_entropy = stories->entropy(cut, all);
 }
 
@@ -175,6 +200,7 @@ void open_validation(Data& data, const DataOptions& options) {
         data.validation_description =
             describe(shards_text(options.val_data, found.files.size()), *data.validation);
     }
+    record_validation(data, found, options.sequence_length);
 }
 
 // "2 of 3 shards, 12 tokens: a sample needs 17 tokens in a row (--seq-len 16 and one more)".

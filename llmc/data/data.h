@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "llmc/data/data_record.h"
 #include "llmc/data/token_source.h"
 
 namespace llmc {
@@ -25,6 +26,7 @@ struct Data {
     std::unique_ptr<TokenSource> training;
     std::unique_ptr<TokenSource> validation;  // null if there is none
     std::vector<std::string> files;           // the files that are read
+    DataRecord record;                        // its keys are "train-data" and, with validation, "val-data"
     // For the user: "first 90% of the embedded stories, 1,800,000 tokens".
     std::string training_description;
     std::string validation_description;  // empty if there is none

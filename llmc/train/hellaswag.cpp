@@ -105,6 +105,8 @@ HellaSwag::HellaSwag(const std::string& path, std::int64_t limit, const Model& m
     }
     if (examples_.empty())
         user_error("{}: '{}' has no examples; give a file in HellaSwag's format", option, path);
+    const std::span bytes(reinterpret_cast<const std::uint8_t*>(text.data()), text.size());
+    record_ = {.files = {record_of(path, bytes, 0)}, .samples = examples()};
 }
 
 std::size_t HellaSwag::targets_of(const Example& example, std::size_t ending) const {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "llmc/data/bpe.h"
+#include "llmc/data/data_record.h"
 #include "llmc/io/metrics.h"
 #include "llmc/model/model.h"
 
@@ -27,6 +28,8 @@ class HellaSwag {
 
     std::int64_t examples() const { return std::ssize(examples_); }
     std::int64_t rows() const { return examples() * std::int64_t{endings}; }
+    // The file and its number of examples, to compare with those of other ranks.
+    const OptionRecord& record() const { return record_; }
 
     // Fills T inputs and T targets. A target outside the ending is ignored_target (-1).
     void read(std::int64_t row, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) const;
@@ -45,6 +48,7 @@ class HellaSwag {
     std::size_t targets_of(const Example& example, std::size_t ending) const;
 
     std::vector<Example> examples_;
+    OptionRecord record_;
     std::size_t sequence_length_;
 };
 

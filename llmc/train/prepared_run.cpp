@@ -19,6 +19,7 @@
 #include "llmc/train/outputs.h"
 #include "llmc/train/report.h"
 #include "llmc/train/resume.h"
+#include "llmc/train/same_data.h"
 #include "llmc/train/stop.h"
 
 namespace llmc {
@@ -96,19 +97,29 @@ void PreparedRun::open_files() {
 // a plan of any batch need that much of the embedded text.
 void PreparedRun::open_data_files() {
     const auto is_typed = [&](const char* name) { return options.given.contains(name); };
-    try {
-        data = open_data({.train_data = options.train_data,
-                          .val_data = options.val_data,
-                          .vocabulary = options.vocabulary(),
-                          .sequence_length = options.sequence_length(),
-                          .sequences = plan.global_sequences()});
-    } catch (const UserError& fault) {
-        const bool is_plan = options.steps == 0 && !options.uses_weights();
-        const bool lacks_data =
-            dynamic_cast<const MissingFile*>(&fault) != nullptr || options.train_data.empty();
-        if (!is_plan || !lacks_data || is_typed("train-data") || is_typed("val-data")) throw;
+    const FoundData found = find_data([&] {
+        try {
+            data = open_data({.train_data = options.train_data,
+                              .val_data = options.val_data,
+                              .vocabulary = options.vocabulary(),
+                              .sequence_length = options.sequence_length(),
+                              .sequences = plan.global_sequences()});
+        } catch (const UserError& fault) {
+            const bool is_plan = options.steps == 0 && !options.uses_weights();
+            const bool lacks_data =
+                dynamic_cast<const MissingFile*>(&fault) != nullptr || options.train_data.empty();
+            if (!is_plan || !lacks_data || is_typed("train-data") || is_typed("val-data")) throw;
+            lack_of_data = fault.what();
+        }
+        return data.record;
+    });
+    // A plan goes on without data on all ranks, if one of them has none.
+    if (options.steps == 0 && on_any_rank(session.world(), !lack_of_data.empty())) {
+        if (!found.fault.empty()) throw UserError(found.fault);
         data = {};
-        lack_of_data = fault.what();
+        if (lack_of_data.empty()) lack_of_data = "the files of the data are not on all machines";
+    } else {
+        require_same_data(session.world(), found);
     }
     if (data.validation) {
         ValidationWindows windows(*data.validation, options.sequence_length());
@@ -117,9 +128,6 @@ void PreparedRun::open_data_files() {
         std::string fingerprint = is_rank_zero() ? windows.fingerprint(count) : "";
         validation.emplace(std::move(windows), count, std::move(fingerprint));
     }
-    // A plan goes on without data on all ranks, if one of them has none.
-    if (options.steps == 0 && on_any_rank(session.world(), !lack_of_data.empty()) && lack_of_data.empty())
-        lack_of_data = "the files of the data are not on all machines";
 }
 
 // Finds and checks the weight file. load_weights() reads the weights later.
@@ -155,8 +163,13 @@ void PreparedRun::open_training_files() {
     lineage = checkpoint ? checkpoint->lineage : identity;
     // With --resume-if-any, a checkpoint may be there to evaluate.
     if (!lack_of_data.empty() && has_given_weights()) user_error("{}", lack_of_data);
-    if (!options.eval_hellaswag.empty() && (trains || has_given_weights()))
-        hellaswag.emplace(options.eval_hellaswag, options.eval_examples, model(), encoder());
+    if (!options.eval_hellaswag.empty() && (trains || has_given_weights())) {
+        require_same_data(session.world(), find_data([&] {
+                              hellaswag.emplace(options.eval_hellaswag, options.eval_examples, model(),
+                                                encoder());
+                              return DataRecord{{"eval-hellaswag", hellaswag->record()}};
+                          }));
+    }
     if (!lack_of_data.empty()) notes.push_back(fmt::format("this is only a plan: {}", lack_of_data));
     if (!data.note.empty()) notes.insert(notes.begin(), data.note);
     if (!is_rank_zero()) return;
