@@ -377,7 +377,7 @@ $(BUILD)/objects/llmc/core/version.o: $(BUILD)/version.txt
 # Checks for missing libraries once, and again if the flags change. A missing one then gives one clear line instead of
 # a page of compiler errors.
 $(BUILD)/libraries.ok: $(BUILD)/flags.txt $(BUILD)/mpi-or-not.txt
-	$(eval missing := $(shell MPI='$(MPI)' CXX='$(CXX)' scripts/deps.sh missing))
+	$(eval missing := $(shell MPI='$(MPI)' CXX='$(CXX)' CXXFLAGS='$(CXXFLAGS)' LDFLAGS='$(LDFLAGS)' scripts/deps.sh missing))
 	$(if $(missing),$(error missing: $(missing); run `make deps`$(if $(findstring openmpi,$(missing)), \
 	    or `make MPI=0` to do without MPI)))
 	$(if $(LLVM_OPENMP),@mkdir -p $(BUILD)/openmp && ln -sf $(firstword $(wildcard $(LLVM_OPENMP)/lib/clang/*/include/omp.h)) $(BUILD)/openmp/)

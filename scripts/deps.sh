@@ -25,21 +25,21 @@ without=
 clang=
 for word in ${CXX-}; do [[ $word != *clang* ]] || clang=$word; done
 
-# Group, Debian package, and a test for the feature on other systems. "debian" marks packages that only a
-# system with apt needs. For example, Debian's PyTorch computes with the installed BLAS, and the default BLAS
-# is 30 times slower.
+# Group, Debian package, and a test for the feature on other systems: for a library, what links it and a header. "debian"
+# marks packages that only a system with apt needs. For example, Debian's PyTorch computes with the installed BLAS, and the
+# default BLAS is 30 times slower.
 needed() {
     [[ ! $clang ]] || printf 'build %s\n' "clang command:$clang" 'libomp-dev openmp:omp.h'
     grep -v "${without:-^$}" <<'END'
 build g++                  command:g++
 build pkg-config           command:pkg-config
 build libcli11-dev         header:CLI/CLI.hpp
-build libdnnl-dev          header:oneapi/dnnl/dnnl.hpp
-build libfmt-dev           header:fmt/core.h
-build libopenmpi-dev       pkg-config:ompi-c
+build libdnnl-dev          library:-ldnnl oneapi/dnnl/dnnl.h
+build libfmt-dev           pkg-config:fmt fmt/core.h
+build libopenmpi-dev       pkg-config:ompi-c mpi.h
 build librandom123-dev     header:Random123/philox.h
-build libtomlplusplus-dev  pkg-config:tomlplusplus
-build libxxhash-dev        header:xxhash.h
+build libtomlplusplus-dev  pkg-config:tomlplusplus toml++/toml.h
+build libxxhash-dev        pkg-config:libxxhash xxhash.h
 build nlohmann-json3-dev   header:nlohmann/json.hpp
 run   openmpi-bin          command:ompi_info
 run   python-is-python3    command:python
@@ -49,8 +49,8 @@ test  python3-requests     python:requests
 test  python3-tqdm         python:tqdm
 test  python3-protobuf     python:google.protobuf
 test  python3-rich         python:rich
-test  libboost-context-dev header:boost/context/fiber.hpp
-test  libgtest-dev         header:gtest/gtest.h
+test  libboost-context-dev library:-lboost_context boost/context/fiber.hpp
+test  libgtest-dev         library:-lgtest_main,-lgtest gtest/gtest.h
 test  libopenblas0-pthread debian
 test  python3-pytest       python:pytest
 test  python3-torch        python:torch
@@ -131,19 +131,31 @@ install_from_pypi() {
 clang_tidy=.python/clang_tidy/data/bin/clang-tidy
 
 # Whether the compiler has OpenMP of its own LLVM version; and the newest LLVM folder that has OpenMP.
-has_own_openmp() { "$clang" -fopenmp -fsyntax-only -x c++ - <<<'#include <omp.h>' 2>/dev/null; }
+has_own_openmp() { printf '#include <omp.h>\nint main() {}\n' | "$clang" -fopenmp -x c++ - -o /dev/null 2>/dev/null; }
 other_openmp() {
     local library
     library=$(compgen -G '/usr/lib/llvm-*/lib/libomp.so' | sort -V | tail -n 1) && echo "${library%/lib/*}"
 }
 
+# Compiles and links a program with the header $1 and the flags $2..., as the build does, which uses only the C interface of
+# MPI. A header may be there without its library: Debian has some of Boost's in another package.
+links() {
+    # shellcheck disable=SC2086  # CXX, CXXFLAGS and LDFLAGS have several words
+    printf '#include <%s>\nint main() {}\n' "$1" |
+        ${CXX:-g++} -std=c++20 -DOMPI_SKIP_MPICXX ${CXXFLAGS-} -x c++ - -x none ${LDFLAGS-} "${@:2}" -o /dev/null 2>/dev/null
+}
+
 # Exit status 0 if the system has the feature.
 found() {
-    local what=${1#*:}
+    local what=${1#*:} flags
+    local header=${what##* }
+    what=${what%% *}
+    # shellcheck disable=SC2086  # several flags
     case $1 in
         command:*) command -v "$what" >/dev/null ;;
-        header:*) echo "#include <$what>" | g++ -std=c++20 -fsyntax-only -x c++ - 2>/dev/null ;;
-        pkg-config:*) pkg-config --exists "$what" 2>/dev/null ;;
+        header:*) links "$header" ;;
+        library:*) links "$header" ${what//,/ } ;;
+        pkg-config:*) flags=$(pkg-config --cflags --libs "$what" 2>/dev/null) && links "$header" $flags ;;
         python:*) imports "$(choose_python)" "$what" ;;
         openmp:*) has_own_openmp || [[ $(other_openmp) ]] ;;
         debian) ! has_apt ;;
@@ -220,7 +232,7 @@ case ${1-} in
         install_from_pypi "$clang_tidy" clang-tidy==23.1.4
         ;;
     clang-tidy) echo "$clang_tidy" ;;
-    missing) missing build | sed -E 's/^(.*) [a-z-]+:(.*)/\1 (\2)/; s/^(.*) \(\1\)$/\1/' | paste -sd, | sed 's/,/, /g' ;;
+    missing) missing build | sed -E 's/^(\S+) [a-z-]+:(\S+).*/\1 (\2)/; s/^(\S+) \(\1\)$/\1/' | paste -sd, | sed 's/,/, /g' ;;
     openmp) [[ ! $clang ]] || has_own_openmp || other_openmp ;;
     python) choose_python ;;
     gpu)

@@ -130,29 +130,80 @@ def test_without_mpi_another_file_replaces_the_one_for_mpi(project):
     project.make()
 
 
+# Each development package, with what its absence hides from the compiler: libraries to link, or a header. The headers of a
+# library stay, as libboost-dev leaves those of libboost-context-dev.
+HIDDEN = {
+    "libboost-context-dev": ["-lboost_context"],
+    "libcli11-dev": ["<CLI/CLI.hpp>"],
+    "libdnnl-dev": ["-ldnnl"],
+    "libfmt-dev": ["-lfmt"],
+    "libgtest-dev": ["-lgtest", "-lgtest_main"],
+    "libopenmpi-dev": ["-lmpi"],
+    "librandom123-dev": ["<Random123/philox.h>"],
+    "libtomlplusplus-dev": ["-ltomlplusplus"],
+    "libxxhash-dev": ["-lxxhash"],
+    "nlohmann-json3-dev": ["<nlohmann/json.hpp>"],
+}
+OF_THE_COMPILER = {"-ldl", "-lpthread", "-lrt"}
+
+
 @pytest.fixture
-def without_mpi(tmp_path):
-    """The environment of a machine where only MPI is missing, and where apt can install nothing."""
-    scripts = {"dpkg-query": '[ $1 = -W ] && /usr/bin/dpkg-query "$@" | grep -v openmpi',
-               "pkg-config": 'case "$*" in *ompi-c*) exit 1 ;; esac\nexec /usr/bin/pkg-config "$@"',
-               "apt-get": "exit 1", "sudo": 'exec "$@"'}
-    for name, script in scripts.items():
-        path = tmp_path / "tools" / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(f"#!/bin/sh\n{script}\n")
-        path.chmod(0o755)
-    return ENVIRONMENT | {"PATH": f"{tmp_path}/tools:{os.environ['PATH']}", "TMPDIR": str(tmp_path)}
+def machine(tmp_path):
+    """A function that gives the environment of a machine on which dpkg lacks packages and the compiler does not find what is
+    hidden, and on which apt and pip can install nothing."""
+    def environment(packages, hidden="nothing"):
+        tools = tmp_path / "tools"
+        tools.mkdir(exist_ok=True)
+        scripts = {
+            "dpkg-query": f'[ $1 = -W ] && /usr/bin/dpkg-query "$@" | grep -vE "^({"|".join(packages)}) "',
+            "g++": f"""source=
+                case " $* " in *" - "*) source=$(cat) ;; esac
+                case " $* $source " in *"{hidden}"[[:space:]]*) exit 1 ;; esac
+                printf '%s\\n' "$source" | {shutil.which("g++")} "$@" """,
+            "apt-get": "exit 1", "sudo": 'exec "$@"'}
+        for name, script in scripts.items():
+            (tools / name).write_text(f"#!/bin/sh\n{script}\n")
+            (tools / name).chmod(0o755)
+        return ENVIRONMENT | {"PATH": f"{tools}:{os.environ['PATH']}", "TMPDIR": str(tmp_path), "PIP_NO_INDEX": "1"}
+    return environment
 
 
-def test_missing_mpi_is_said_with_what_would_do(project, without_mpi, tmp_path):
+def named_by_deps(project, environment):
+    """The packages that `make deps` would install."""
+    done = subprocess.run(["scripts/deps.sh"], cwd=project.folder, env=environment, capture_output=True, text=True, timeout=120)
+    named = re.search("^deps: installing with apt, with their dependencies: (.*)$", done.stdout, re.M)
+    return set(named[1].split()) if named else set()
+
+
+@pytest.mark.parametrize("package, hidden", [(package, what) for package in HIDDEN for what in HIDDEN[package]])
+def test_a_missing_library_is_named(package, hidden, project, machine):
+    assert package in named_by_deps(project, machine([package], hidden))
+
+
+def test_libraries_that_dpkg_does_not_know_are_found(project, machine):
+    assert not named_by_deps(project, machine(HIDDEN)) & set(HIDDEN)
+
+
+def test_every_library_that_the_build_links_is_looked_for():
+    targets = ["train_gpt", "test-programs", "programs-long"]
+    would = subprocess.run(["make", "-n", "-B", "V=1", *targets], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+    linked = set(re.findall(r" (-l\w+)", would.stdout)) - OF_THE_COMPILER
+    assert linked == {what for hidden in HIDDEN.values() for what in hidden if what.startswith("-l")}, would.stderr
+
+
+def test_missing_mpi_is_said_with_what_would_do(project, machine, tmp_path):
+    """As on a machine where only MPI is missing."""
+    environment = machine(["libopenmpi-dev"], "-lmpi")
+
     def make(*arguments):
-        return subprocess.run(["make", "CUDA_FOLDER=none", f"BUILD={tmp_path}/build", *arguments], cwd=project.folder, env=without_mpi,
+        return subprocess.run(["make", "CUDA_FOLDER=none", f"BUILD={tmp_path}/build", *arguments], cwd=project.folder, env=environment,
                               capture_output=True, text=True, timeout=120)
 
     alone = make()
     assert alone.returncode == 2 and re.search(
         r"\*\*\* missing: libopenmpi-dev \(ompi-c\); run `make deps` or `make MPI=0` to do without MPI\.  Stop\.", alone.stderr), alone.stderr
-    assert make("MPI=0").returncode == 0
+    without = make("MPI=0")
+    assert without.returncode == 0, without.stderr
     tested = make("test")
     assert tested.returncode == 2 and "error: apt failed" in tested.stderr and tested.stdout.endswith("\n0 passed, 1 failed\n"), tested.stdout
 

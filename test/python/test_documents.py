@@ -132,7 +132,7 @@ def test_every_page_is_linked_to():
 def test_the_packages_are_those_of_the_setup():
     """Except make, which starts the setup, and packages that only a system with apt needs."""
     setup = (ROOT / "scripts/deps.sh").read_text()
-    needed = {package for package, probe in re.findall(r"^(?:build|run|test) +(\S+) +(\S+)$", setup, re.MULTILINE) if probe != "debian"}
+    needed = {package for package, probe in re.findall(r"^(?:build|run|test) +(\S+) +(\S+:\S.*|debian)$", setup, re.MULTILINE) if probe != "debian"}
     page = TEXTS["docs/install.md"]
     table = page.split("| Debian | conda-forge |", 1)[1].split("\n\n", 1)[0]
     assert {name for row in table.splitlines() for name in re.findall(r"`([^`]+)`", row.split("|")[1])} == needed | {"make"}
