@@ -102,8 +102,8 @@ struct Outline {
         UnitSpec spec;
         // The first unit of like layers, with which this one may share rotating buffers; -1: none.
         int class_of_layers = -1;
-        bool sums_replicated =
-            false;  // with sequence parallelism, ranks sum the gradients of its replicated tensors
+        // With sequence parallelism, ranks sum the gradients of its replicated tensors.
+        bool sums_replicated = false;
         std::vector<int> parts{};  // parts that use it, in order
     };
     struct Kind {

@@ -123,10 +123,12 @@ struct PartLists {
     // For the part that makes losses, `backward` includes the forward pass, and `forward` computes only the
     // losses. Its kept values have buffers of their own (ActivationBuffers::losses).
     List forward, backward;
-    List backward_input, backward_weight;  // the same in two halves
-    List recompute_cheap,
-        recompute;           // recompute only the cheap values (selective); recompute all kept values (block)
-    List rows, rows_of_all;  // for generation: with keys and values kept; with the part's input kept
+    // The backward pass in two halves.
+    List backward_input, backward_weight;
+    // Recompute only the cheap values (selective), or all kept values (block).
+    List recompute_cheap, recompute;
+    // For generation: with keys and values kept, and with the part's input kept.
+    List rows, rows_of_all;
     int losses = -1, logits = -1;  // indices in `kept`
 
     const List& recompute_of(RecomputeKind kind) const {

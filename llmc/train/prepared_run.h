@@ -78,13 +78,17 @@ struct PreparedRun {
         std::string fingerprint;
     };
     std::optional<ValidationSet> validation;
-    std::string lack_of_data;  // not empty if a plan goes on without `data`: the error
+    // The error, if a plan goes on without `data`; otherwise empty.
+    std::string lack_of_data;
     std::filesystem::path out_dir;
-    std::string identity;  // the identity of this run (io/checkpoint.h)
-    std::string
-        lineage;  // identity of the first run in the chain of resumed runs; this run's own if it resumes none
-    std::optional<CheckpointInfo> checkpoint;  // the checkpoint that this run resumes
-    bool trains = true;                        // false: only evaluates the weights; not used with --generate
+    // The identity of this run (io/checkpoint.h).
+    std::string identity;
+    // The identity of the first run in the chain of resumed runs; this run's own if it resumes none.
+    std::string lineage;
+    // The checkpoint that this run resumes.
+    std::optional<CheckpointInfo> checkpoint;
+    // If false, the run only evaluates the weights. Not used with --generate.
+    bool trains = true;
     Writes writes;
     Algorithms algorithms;
     std::optional<BytePairEncoder> bpe;  // the tokenizer of the vocabulary, if its files exist

@@ -306,8 +306,8 @@ inline constexpr auto no_group = [](const char*) {};
 // A setting that has an effect only with certain values of another setting.
 struct DependentSetting {
     std::string_view name, on;  // this setting, and the one that it depends on
-    std::string_view
-        given;  // the setting as messages show it: its name, with the value if only one value has an effect
+    // The setting as messages show it: its name, with the value if only one value has an effect.
+    std::string_view given;
     std::string_view purpose;  // "needs --zero-stage 3, which gathers parameters"
     std::function<bool(const Options&)> has_effect;
     std::function<bool(const Options&)> differs_from_default;

@@ -20,34 +20,62 @@
 namespace llmc {
 
 enum class ActionKind {
-    load,               // Copies a micro-batch's tokens to the device.
-    gather_parameters,  // All-gathers a unit's parameters within the sharding group.
-    release,       // Marks a unit's whole parameters as no longer needed. Another unit may take their memory.
-    zero,          // Sets to 0 the buffer to which the backward pass adds a unit's gradients.
-    forward,       // Forward pass of a part. The head's forward pass computes the losses only.
-    forward_rows,  // Forward pass of a part for a few rows (model/derive_rows.cpp).
-    recompute,     // Recomputes the activations that a part did not keep.
-    backward,      // Backward pass of a part. The head's includes its forward pass: it keeps no logits.
-    backward_input,      // Computes the gradient of a part's input. Keeps what backward_weight needs.
-    backward_weight,     // Computes the gradients of a part's parameters from what backward_input kept.
-    receive_activation,  // Receives a chunk's input from the stage before.
-    send_activation,     // Sends a chunk's output to the stage after.
-    receive_gradient,    // Receives the gradient of a chunk's output from the stage after.
-    send_gradient,       // Sends the gradient of a chunk's input to the stage before.
-    logits,              // Forward pass of the head for the last of a few rows.
-    round,               // Rounds a unit's gradient sums into its gradients.
-    accumulate,          // Adds a unit's gradient sums to its gradients, and rounds the result.
-    reduce_scatter,      // Sums a unit's gradients over the sharding group. Each rank receives its shard.
-    all_reduce,          // Sums a unit's gradient shard over the groups of hybrid sharding.
-    accumulate_shard,    // Adds the gradient shard just reduced to the unit's shard of the sum.
-    sum_replicated,      // Sums gradients of replicated tensors over the tensor-parallel group.
-    sum_tied,            // Sums a unit's gradient shard over the stages that have the unit.
-    gather_gradients,    // All-gathers a unit's summed gradient shards.
-    reduce_loss,         // Sums the loss over the ranks. All stages receive the sum.
-    square,              // Computes sums of squares of this rank's gradient shards.
-    gather_squares,      // Gathers these sums from the sharding group and from all stages.
-    norm,                // Adds these sums up: the squared norm of all gradients.
-    update,              // Applies AdamW to this rank's share of a unit's optimizer state.
+    // Copies a micro-batch's tokens to the device.
+    load,
+    // All-gathers a unit's parameters within the sharding group.
+    gather_parameters,
+    // Marks a unit's whole parameters as no longer needed. Another unit may take their memory.
+    release,
+    // Sets to 0 the buffer to which the backward pass adds a unit's gradients.
+    zero,
+    // Forward pass of a part. The head's forward pass computes the losses only.
+    forward,
+    // Forward pass of a part for a few rows (model/derive_rows.cpp).
+    forward_rows,
+    // Recomputes the activations that a part did not keep.
+    recompute,
+    // Backward pass of a part. The head's includes its forward pass: it keeps no logits.
+    backward,
+    // Computes the gradient of a part's input. Keeps what backward_weight needs.
+    backward_input,
+    // Computes the gradients of a part's parameters from what backward_input kept.
+    backward_weight,
+    // Receives a chunk's input from the stage before.
+    receive_activation,
+    // Sends a chunk's output to the stage after.
+    send_activation,
+    // Receives the gradient of a chunk's output from the stage after.
+    receive_gradient,
+    // Sends the gradient of a chunk's input to the stage before.
+    send_gradient,
+    // Forward pass of the head for the last of a few rows.
+    logits,
+    // Rounds a unit's gradient sums into its gradients.
+    round,
+    // Adds a unit's gradient sums to its gradients, and rounds the result.
+    accumulate,
+    // Sums a unit's gradients over the sharding group. Each rank receives its shard.
+    reduce_scatter,
+    // Sums a unit's gradient shard over the groups of hybrid sharding.
+    all_reduce,
+    // Adds the gradient shard just reduced to the unit's shard of the sum.
+    accumulate_shard,
+    // Sums gradients of replicated tensors over the tensor-parallel group.
+    sum_replicated,
+    // Sums a unit's gradient shard over the stages that have the unit.
+    sum_tied,
+    // All-gathers a unit's summed gradient shards.
+    gather_gradients,
+    // Sums the loss over the ranks. All stages receive the sum.
+    reduce_loss,
+    // Computes sums of squares of this rank's gradient shards.
+    square,
+    // Gathers these sums from the sharding group and from all stages.
+    gather_squares,
+    // Adds these sums up: the squared norm of all gradients.
+    norm,
+    // Applies AdamW to this rank's share of a unit's optimizer state.
+    update,
 };
 std::string_view name_of(ActionKind kind);
 
@@ -55,27 +83,41 @@ std::string_view name_of(ActionKind kind);
 // Tokens, residuals and saved activations belong to a micro-batch. They lie in its slot, which a later
 // micro-batch reuses.
 enum class BufferRole {
-    parameters,       // A unit's whole parameters. Index: place_of_parameters(unit).
-    parameter_shard,  // This rank's shard, if it is no part of the whole parameters. Index: unit.
-    gradients,        // A unit's whole gradients. Index: place_of_gradients(unit).
-    gradient_shard,   // This rank's shard, if it is no part of the whole gradients. Index: unit.
-    gradient_sums,    // One micro-batch's fp32 sums, for bf16 gradients. Index: place_of_gradient_sums(unit).
-    optimizer,        // Master weights and moments. Index: unit.
-    tokens,           // Inputs and targets.
+    // A unit's whole parameters. Index: place_of_parameters(unit).
+    parameters,
+    // This rank's shard, if it is no part of the whole parameters. Index: unit.
+    parameter_shard,
+    // A unit's whole gradients. Index: place_of_gradients(unit).
+    gradients,
+    // This rank's shard, if it is no part of the whole gradients. Index: unit.
+    gradient_shard,
+    // One micro-batch's fp32 sums, for bf16 gradients. Index: place_of_gradient_sums(unit).
+    gradient_sums,
+    // Master weights and moments. Index: unit.
+    optimizer,
+    // Inputs and targets.
+    tokens,
     // Residual stream before a chunk's first part with an input. Index: buffer * number of widths + width.
     chunk_input,
-    residual,  // Output of the l-th of the chunk's parts that have an input. Index: l, from 1.
+    // Output of the l-th of the chunk's parts that have an input. Index: l, from 1.
+    residual,
     // The other activations that this part's backward pass reads. Index: l - 1; -1: the part that takes
     // tokens.
     saved,
-    recomputed,  // Memory that recomputing parts share. Index: their kind. Unit: the part that uses it now.
+    // Memory that recomputing parts share. Index: their kind. Unit: the part that uses it now.
+    recomputed,
     // Values that backward_input keeps for backward_weight. Index: buffer * split_kinds + split_number.
     output_gradients,
-    residual_gradient,  // Gradient of the residual stream. Index: buffer * number of widths + width.
-    rows,     // Residual stream of a few rows, in the memory of residual_gradient. Index: its width.
-    logits,   // Logits of one row.
-    loss,     // Sum of the losses of the micro-batches so far, then of all ranks.
-    squares,  // Sums of squares of the gradients, one for each norm block.
+    // Gradient of the residual stream. Index: buffer * number of widths + width.
+    residual_gradient,
+    // Residual stream of a few rows, in the memory of residual_gradient. Index: its width.
+    rows,
+    // Logits of one row.
+    logits,
+    // Sum of the losses of the micro-batches so far, then of all ranks.
+    loss,
+    // Sums of squares of the gradients, one for each norm block.
+    squares,
     norm,
 };
 
@@ -89,14 +131,16 @@ struct BufferUse {
 struct Action {
     ActionKind kind;
     StreamKind stream = StreamKind::compute;
-    int part = -1;         // Forward, recompute, backward: the part of the model.
-    int unit = -1;         // For actions on one unit.
-    int micro_batch = -1;  // Load, forward, backward, logits, transfers between stages.
-    int chunk =
-        // For the same actions: the position among the stage's chunks (Pass::chunk counts in the whole
-        // model).
-        0;
-    int slot = 0;  // Holds the activations of a chunk and micro-batch.
+    // Forward, recompute, backward: the part of the model.
+    int part = -1;
+    // For actions on one unit.
+    int unit = -1;
+    // Load, forward, backward, logits, transfers between stages.
+    int micro_batch = -1;
+    // For the same actions: the position among the stage's chunks (Pass::chunk counts in the whole model).
+    int chunk = 0;
+    // Holds the activations of a chunk and micro-batch.
+    int slot = 0;
     std::vector<BufferUse> reads{};
     std::vector<BufferUse> writes{};
     // The actions that must be done first, as positions in the list: the last such action of each other
