@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checks what has changed since a commit: the format, the lint and the prose of the changed files, and the suites of their
-folders (CHECKED_BY in suites.py). `make check` calls it; BASE names the commit (default: HEAD)."""
+"""Checks what has changed since a commit: the format and the lint of the changed files, the terms of all files, and the suites
+of their folders (CHECKED_BY in suites.py). `make check` calls it; BASE names the commit (default: HEAD)."""
 
 import argparse
 import os
@@ -33,7 +33,7 @@ def commands_of_lint(names, python):
 
     commands = [(["clang-format-14", "--dry-run", "--Werror"], ending(*C_LIKE)), ([python, "-m", "pyflakes"], ending(".py")),
                 (["shellcheck"], ending(".sh", ".sbatch"))]
-    # The prose of all files takes two seconds.
+    # The terms of all files take two seconds.
     return [[*command, *files] for command, files in commands if files] + [[python, "test/python/prose.py"]]
 
 

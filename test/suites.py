@@ -59,7 +59,7 @@ NEEDS = {
     "gpu_check": Needs("more", "simulated kernels more", 1),
     "hellaswag": Needs("test", "tests simulated", 1),
     "simulated_gpu_errors": Needs("test", "simulated", 1),
-    "simulated_*": Needs("more", "simulated more", 1),
+    "simulated_*": Needs("more", "simulated", 1),
     "pages": Needs("test", "tests simulated", 1),
     "communicator": Needs("test", "tests", 0.3),
     "tcp": Needs("test", "tests", 0.3),
