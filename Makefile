@@ -221,8 +221,7 @@ programs-trainer: $(PROGRAM) $(TOKENIZER)
 programs-tests: $(TEST_PROGRAMS)
 programs-simulated: $(RUNTIME_TESTS) $(SIMULATED_PROGRAMS)
 programs-kernels: $(filter-out %-thread,$(KERNEL_TESTS))
-programs-more: $(filter %-thread,$(KERNEL_TESTS)) $(SIMULATED_PROBES) $(TESTED_OF_BUNDLE) \
-    $(KERNEL_REPORT)
+programs-more: $(filter %-thread,$(KERNEL_TESTS)) $(SIMULATED_PROBES) $(TESTED_OF_BUNDLE) $(KERNEL_REPORT)
 programs-long: $(LONG_PROGRAMS)
 	@:
 

@@ -36,7 +36,6 @@ FILES = {
     "llmc/device/cuda/no_cuda.cpp": "",
     "llmc/comm/nccl/no_nccl.cpp": "",
     "train_gpt.cu": '#include "llmc/far.h"\nint main() {}\n',
-    "test/simt/runtime.mk": "",  # CUDA's headers need not be installed
     "dev/precompiled.h": "",
     ".gitignore": (ROOT / ".gitignore").read_text(),
 }
