@@ -27,6 +27,11 @@ def end_plainly(kind, error, traceback):
 
 sys.excepthook = end_plainly
 
+# Names of files need not be UTF-8. They are printed as they are, byte for byte.
+for stream in (sys.stdout, sys.stderr):
+    if hasattr(stream, "reconfigure"):
+        stream.reconfigure(errors="surrogateescape")
+
 
 def lacks(modules):
     """The first of the modules that this interpreter does not find, or None."""

@@ -173,9 +173,23 @@ void PreparedRun::open_training_files() {
     if (!lack_of_data.empty()) notes.push_back(fmt::format("this is only a plan: {}", lack_of_data));
     if (!data.note.empty()) notes.insert(notes.begin(), data.note);
     if (!is_rank_zero()) return;
+    require_names_for_records();
     require_no_other_run(options, out_dir, writes, checkpoint ? &*checkpoint : nullptr);
     check_outputs(options, out_dir, writes, data.files, count_parameters(model()));
     algorithms = find_algorithms(checkpoint, out_dir, device());
+}
+
+// Records are JSON, which holds UTF-8 only. The texts of the settings are checked where they are given; these names
+// may also come from --resume, from the current directory or from a folder in runs/.
+void PreparedRun::require_names_for_records() const {
+    const auto require = [](const std::filesystem::path& name) {
+        if (!is_utf8(name.string()))
+            user_error("{}: this name is not valid UTF-8, so no record of a run can hold it; rename it",
+                       name.string());
+    };
+    if (writes.record || writes.metrics) require(out_dir);
+    if (writes.record && checkpoint && !is_of_run(checkpoint->directory, out_dir))
+        require(plain_path(checkpoint->directory));
 }
 
 void PreparedRun::announce() {

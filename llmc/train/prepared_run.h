@@ -103,6 +103,7 @@ struct PreparedRun {
     void open_weights();
     void open_data_files();
     void open_training_files();
+    void require_names_for_records() const;
     void resume();
     // Why find_checkpoint found nothing.
     std::string why_none_to_resume() const;

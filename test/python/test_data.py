@@ -140,6 +140,20 @@ def test_white_spaces_in_a_row_are_found_anywhere():
     assert encode.has_spaces("   ", 3) and not encode.has_spaces("  ", 3)
 
 
+def test_names_need_not_be_utf8(texts, tmp_path):
+    """Also where the system's encoding is strict, as in most languages' locales."""
+    odd = os.fsdecode(b"caf\xe9")
+    folder = tmp_path / odd
+    folder.mkdir()
+    texts[0].rename(folder / odd)
+    strict = {"env": os.environ | {"PYTHONIOENCODING": "utf-8:strict"}, "errors": "surrogateescape"}
+    first = run("text.py", folder / odd, "--out", folder / "out", *BYTES, **strict)
+    assert f"--train-data '{folder}/out/train_*.bin'" in first.stdout
+    assert "is already complete" in run("text.py", folder / odd, "--out", folder / "out", *BYTES, **strict).stdout
+    refused = run("text.py", folder / "none", *BYTES, check=False, **strict)
+    assert refused.stderr == f"error: cannot read {folder}/none: No such file or directory\n"
+
+
 def test_any_number_of_processes(tmp_path, seed, monkeypatch):
     path = tmp_path / "text.jsonl"
     text = random_text(seed, 300_000).decode()

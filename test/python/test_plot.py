@@ -110,6 +110,18 @@ def test_the_script_itself_finds_an_interpreter_with_matplotlib(tmp_path):
     assert (tmp_path / "a b.png").stat().st_size > 0
 
 
+@pytest.mark.parametrize("script", ["plot.py", "tensorboard.py"])
+def test_names_need_not_be_utf8(script, tmp_path):
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    write_run(folder, [3.0, 2.0, 1.0])
+    # As in most languages' locales.
+    strict = {"env": os.environ | {"PYTHONIOENCODING": "utf-8:strict"}, "errors": "surrogateescape", "capture_output": True, "text": True}
+    done = subprocess.run([sys.executable, SCRIPTS / script, folder], **strict)
+    assert done.returncode == 0 and str(folder) in done.stdout and done.stderr == "", done.stderr
+    refused = subprocess.run([sys.executable, SCRIPTS / script, folder / "none"], **strict)
+    assert refused.stderr.startswith(f"error: there is no {folder}/none; give ")
+
+
 def test_no_matplotlib_at_all_is_one_clear_line(tmp_path):
     bare = python_without_modules(tmp_path / "bin")
     for name in ("plot.py", "interpreter.py"):

@@ -1,6 +1,8 @@
 """The folder of a run: which one is meant, what a resumed run takes from it, and what may be written into it."""
 
 import json
+import os
+import pathlib
 import shutil
 import subprocess
 
@@ -147,6 +149,33 @@ def test_a_configuration_that_cannot_be_read_is_not_passed_over_silently(tmp_pat
     text = " ".join(program.run(*QUIET, "--steps=2", "--resume", f"--out-dir={tmp_path}").stdout.split())
     assert f"note: {tmp_path}/config.toml, line 2: " in text
     assert "it is not known whether the run was given --reduce-every, --init and --out-dir, and they are not kept: give them again" in text
+
+
+def test_names_that_no_record_can_hold_are_refused(tmp_path):
+    """JSON holds UTF-8. Such a name comes from --resume, the current folder, or a folder in runs/; options refuse it themselves."""
+    odd = pathlib.Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    program.run(*TINY, *QUIET, "--steps=2", "--checkpoint-every=1", f"--out-dir={tmp_path}/plain")
+    shutil.copytree(tmp_path / "plain", odd / "runs" / odd.name)
+    go_on = [program.ROOT / program.PROGRAM, *QUIET, "--steps=3"]
+
+    def expect_refusal(name, folder, *options):
+        before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        result = subprocess.run([*go_on, *options], cwd=folder, capture_output=True)
+        assert result.returncode == 1 and result.stderr == b"error: " + os.fsencode(name) + \
+            b": this name is not valid UTF-8, so no record of a run can hold it; rename it\n"
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+    run = odd / "runs" / odd.name
+    expect_refusal(run, tmp_path, f"--resume={run}")
+    expect_refusal(run, tmp_path, f"--config={run}/config.toml", "--resume")
+    expect_refusal(run / "checkpoint-00000001", tmp_path, f"--resume={run}/checkpoint-00000001", f"--out-dir={tmp_path}/other")
+    expect_refusal(f"runs/{odd.name}", odd, "--resume")
+    expect_refusal(run, tmp_path, f"--resume={run}", "--steps=0", f"--metrics={tmp_path}/m.jsonl")
+    # Relative names do, and so does a start that records nothing.
+    subprocess.run([*go_on, *TINY, "--out-dir=here"], cwd=odd, check=True, capture_output=True)
+    subprocess.run([*go_on, "--steps=4", "--resume=here"], cwd=odd, check=True, capture_output=True)
+    subprocess.run([*go_on, "--steps=0", f"--resume={run}"], cwd=odd, check=True, capture_output=True)
+    assert program.Run(odd / "here").column("step") == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("named", ["run", "checkpoint", "file"])
