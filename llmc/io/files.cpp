@@ -150,6 +150,18 @@ fs::path plain_path(const fs::path& path) {
     return whole.lexically_normal().parent_path();
 }
 
+fs::path link_target(const fs::path& path) {
+    constexpr int most_links = 40;  // as in Linux
+    std::error_code error;
+    fs::path target = path;
+    for (int links = 0; fs::is_symlink(target, error); ++links) {
+        if (links == most_links) return path;
+        const fs::path next = fs::read_symlink(target, error);
+        target = target.parent_path() / next;  // an absolute `next` replaces all
+    }
+    return target;
+}
+
 void require_writable_directory(const fs::path& path) {
     std::error_code error;
     if (!fs::exists(fs::status(path, error)) && error && error != std::errc::no_such_file_or_directory &&

@@ -35,6 +35,11 @@ void require_writable_file(const std::filesystem::path& path);
 // name.
 std::filesystem::path plain_path(const std::filesystem::path& path);
 
+// The path to which a symbolic link leads, also if nothing is there yet. It is the path itself if that is no link, or
+// leads to itself. A file that is written under another name and renamed must be written there, or it would replace
+// the link.
+std::filesystem::path link_target(const std::filesystem::path& path);
+
 // Checks a file that will be written under another name and renamed.
 void require_replaceable_file(const std::filesystem::path& path);
 // Checks that the disk of the path has room for `bytes` and for a checkpoint of `checkpoint` bytes as well.

@@ -103,9 +103,7 @@ std::optional<std::filesystem::path> replaced_metrics(const std::filesystem::pat
     if (path.string().starts_with("/dev/") || path.string().starts_with("/proc/")) return std::nullopt;
     const auto status = std::filesystem::status(path, ignored);
     if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) return std::nullopt;
-    if (!std::filesystem::is_symlink(path, ignored)) return path;
-    const std::filesystem::path target = std::filesystem::weakly_canonical(path, ignored);
-    return target.empty() ? path : target;  // empty: the link leads to itself
+    return link_target(path);
 }
 
 bool holds_steps(const std::filesystem::path& file) {

@@ -46,7 +46,7 @@ void Checkpointer::save_best(double validation_loss) {
 }
 
 void Checkpointer::export_weights() {
-    const fs::path file = run_.options.export_file;
+    const fs::path file = link_target(run_.options.export_file);
     if (file.empty()) return;
     try {
         if (run_.is_rank_zero()) make_directory(fs::absolute(file).parent_path());

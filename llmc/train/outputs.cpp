@@ -313,7 +313,7 @@ void ReplacedRun::remove_empty_folders() {
 
 void check_outputs(const Options& options, const fs::path& out_dir, const Writes& writes,
                    std::span<const std::string> inputs, std::int64_t parameters) {
-    const fs::path metrics = metrics_file(options, out_dir), exported = options.export_file;
+    const fs::path metrics = metrics_file(options, out_dir), exported = link_target(options.export_file);
     const bool metrics_given = !options.metrics.empty();
     const auto refuse_overwriting = [](const char* option, const fs::path& file, const fs::path& source) {
         if (!source.empty() && same_file(file, source)) {

@@ -136,6 +136,19 @@ def test_export_makes_its_directory(tmp_path):
     assert "wte.weight" in safetensors_numpy.load(tmp_path / "a/b/x.safetensors")
 
 
+@pytest.mark.parametrize("leads_to_file", [True, False])
+def test_export_goes_where_a_link_leads(leads_to_file, tmp_path):
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "link").symlink_to("next")
+    (tmp_path / "next").symlink_to(tmp_path / "shared/x.safetensors")
+    if leads_to_file:
+        (tmp_path / "shared/x.safetensors").touch()
+    assert run(["--out-dir={}/run", "--export={}/link"], tmp_path, 1).returncode == 0
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "next").is_symlink()
+    assert [path.name for path in (tmp_path / "shared").iterdir()] == ["x.safetensors"]
+    assert "wte.weight" in safetensors_numpy.load(tmp_path / "shared/x.safetensors")
+
+
 def test_an_export_that_fails_after_all_says_how_to_make_it(tmp_path):
     running = Running(["--out-dir={}/run", "--export={}/a/x.safetensors", "--steps=300"], tmp_path, 1)
     running.wait_for("run/config.toml")
