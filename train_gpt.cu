@@ -147,6 +147,7 @@ void train(llmc::PreparedRun& run) {
                                 .last_step = last_step,
                                 .stopped = session.is_stopping()};
     session.console().summary(llmc::summary_rows(run, outcome), llmc::suggestions(run, outcome));
+    if (!session.is_stopping()) records.require_written();  // a stopped run keeps its exit status
 }
 
 }  // namespace

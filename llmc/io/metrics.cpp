@@ -1,6 +1,8 @@
 #include "llmc/io/metrics.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <chrono>
@@ -127,6 +129,31 @@ std::int64_t last_step(const std::filesystem::path& file) {
     return step;
 }
 
+// The open file. Nothing is buffered here, so that it is known which bytes the system has taken.
+class MetricsWriter::File {
+  public:
+    explicit File(const std::filesystem::path& path)
+        : descriptor_(::open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC)) {
+        if (descriptor_ < 0) user_error("cannot write {}: {}", path.string(), std::strerror(errno));
+    }
+    ~File() { close(descriptor_); }
+    File(const File&) = delete;
+    File& operator=(const File&) = delete;
+
+    // Removes from `text` what the system takes. Returns 0, or the reason why something is left.
+    int write(std::string& text) const {
+        while (!text.empty()) {
+            const ssize_t written = ::write(descriptor_, text.data(), text.size());
+            if (written < 0 && errno != EINTR) return errno;
+            if (written > 0) text.erase(0, static_cast<std::size_t>(written));
+        }
+        return 0;
+    }
+
+  private:
+    int descriptor_;
+};
+
 MetricsWriter::MetricsWriter(std::filesystem::path path, const Json& run, std::int64_t done)
     : path_(std::move(path)) {
     if (path_.has_parent_path()) make_directory(path_.parent_path());
@@ -155,12 +182,12 @@ MetricsWriter::MetricsWriter(std::filesystem::path path, const Json& run, std::i
     }
     open();
     if (!regular) write_line(lines);
+    if (!failure_.empty()) user_error("{}", failure_);
 }
 
-void MetricsWriter::open() {
-    file_.reset(std::fopen(path_.c_str(), "a"));
-    if (!file_) fail();
-}
+MetricsWriter::~MetricsWriter() = default;
+
+void MetricsWriter::open() { file_ = std::make_unique<File>(path_); }
 
 void MetricsWriter::add_validation(double loss) { add_to_last_line({{"val_loss", rounded(loss, 9)}}); }
 
@@ -175,6 +202,7 @@ void MetricsWriter::write_evaluation(std::int64_t step, std::int64_t tokens,
     if (hellaswag) line.update(as_json(*hellaswag));
     line["time"] = seconds_since_1970();
     write_line(line.dump() + "\n");
+    if (!failure_.empty()) user_error("{}", failure_);
 }
 
 void MetricsWriter::add_to_last_line(const Json& more) {
@@ -210,13 +238,10 @@ void MetricsWriter::write(const StepMetrics& metrics) {
     write_line(line.dump() + "\n");
 }
 
-void MetricsWriter::write_line(const std::string& line) {
-    if (std::fwrite(line.data(), 1, line.size(), file_.get()) != line.size() ||
-        std::fflush(file_.get()) != 0) {
-        fail();
-    }
+void MetricsWriter::write_line(std::string_view line) {
+    kept_ += line;
+    const int reason = file_->write(kept_);
+    failure_ = reason == 0 ? "" : fmt::format("cannot write {}: {}", path_.string(), std::strerror(reason));
 }
-
-void MetricsWriter::fail() const { user_error("cannot write {}: {}", path_.string(), std::strerror(errno)); }
 
 }  // namespace llmc

@@ -4,12 +4,12 @@
 
 #include <array>
 #include <cstdint>
-#include <cstdio>
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "llmc/parallel/step/step_streams.h"
@@ -57,9 +57,18 @@ class MetricsWriter {
     // first `done` steps and drops the others. A missing file is created. UserError with the system's reason
     // if the file cannot be written.
     MetricsWriter(std::filesystem::path path, const nlohmann::ordered_json& run, std::int64_t done);
+    ~MetricsWriter();
+    MetricsWriter(const MetricsWriter&) = delete;
+    MetricsWriter& operator=(const MetricsWriter&) = delete;
 
-    // Writes a line and passes it to the system before it returns.
+    // Writes a line and passes it to the system before it returns. If the system refuses it, as when the disk is
+    // full, the line is kept, and written before the next one as soon as that is possible. Training must not be
+    // lost because of it.
     void write(const StepMetrics& metrics);
+    // Tries to write the lines that are kept.
+    void write_kept() { write_line(""); }
+    // The reason why lines are kept now; empty if there are none.
+    const std::string& failure() const { return failure_; }
 
     // The validations of the steps that were kept, as far as they used the windows of this run.
     struct Validation {
@@ -82,20 +91,18 @@ class MetricsWriter {
                           const std::optional<HellaSwagScore>& hellaswag);
 
   private:
-    struct Close {
-        void operator()(std::FILE* file) const { std::fclose(file); }
-    };
-    void write_line(const std::string& line);
+    class File;
+    void write_line(std::string_view line);
     void add_to_last_line(const nlohmann::ordered_json& more);
-    [[noreturn]] void fail() const;
-
     void open();
 
     std::filesystem::path path_;
     std::filesystem::path moved_to_;
     std::vector<Validation> earlier_;
     bool lacks_validation_ = false, lacks_hellaswag_ = false;
-    std::unique_ptr<std::FILE, Close> file_;
+    std::unique_ptr<File> file_;
+    std::string kept_;  // not written yet
+    std::string failure_;
 };
 
 }  // namespace llmc

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <system_error>
 
+#include "llmc/core/error.h"
 #include "llmc/core/text.h"
 #include "llmc/core/version.h"
 #include "llmc/io/checkpoint.h"
@@ -136,7 +137,19 @@ Records::Records(PreparedRun& run) : run_(run), claimed_(run), locks_(run) {
 }
 
 void Records::write(const StepMetrics& step) {
-    if (metrics_) metrics_->write(step);
+    if (!metrics_) return;
+    metrics_->write(step);
+    const bool misses_lines = !metrics_->failure().empty();
+    if (misses_lines && !misses_lines_)
+        run_.session.console().note(fmt::format(
+            "{}; the run goes on, and writes the missing lines when it can", metrics_->failure()));
+    misses_lines_ = misses_lines;
+}
+
+void Records::require_written() {
+    if (metrics_) metrics_->write_kept();
+    if (metrics_ && !metrics_->failure().empty())
+        user_error("{}; its last lines are missing, but the run is complete and saved", metrics_->failure());
 }
 
 std::vector<MetricsWriter::Validation> Records::earlier_validations() const {

@@ -31,7 +31,10 @@ class Records {
     // Creates the files. UserError if they cannot be written.
     explicit Records(PreparedRun& run);
 
+    // If the metrics cannot be written, the run goes on, and a note says so once.
     void write(const StepMetrics& step);
+    // UserError if some of its lines are still missing in the end.
+    void require_written();
 
     // The validations in the metrics file of the resumed run, and whether its last step still lacks a due
     // validation or HellaSwag score. Empty and false except on rank 0.
@@ -48,10 +51,11 @@ class Records {
     std::optional<std::filesystem::path> folder() const;
 
   private:
-    const PreparedRun& run_;
+    PreparedRun& run_;
     ClaimedDirectory claimed_;
     RunLocks locks_;
     std::optional<MetricsWriter> metrics_;
+    bool misses_lines_ = false;
 };
 
 }  // namespace llmc

@@ -1,8 +1,10 @@
 """Failures in the middle of a run: one line, status 1, and the results saved before are whole."""
 
+import json
 import os
 import re
 import resource
+import signal
 import subprocess
 import time
 
@@ -115,11 +117,45 @@ def test_a_place_for_the_best_checkpoint_that_is_taken(tmp_path):
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["best"]
 
 
+# A checkpoint of this model has less than 100 KB, and the metrics of 500 steps have more.
+TINY = ["--layers=1", "--channels=16", "--global-batch-tokens=64", "--val-every=0", "--val-batches=1", "--log-every=1"]
+NO_ROOM = "cannot write {}/run/metrics.jsonl: File too large"
+
+
 def test_a_disk_that_fills_up_under_the_metrics(tmp_path):
-    result = run(["--out-dir={}/run", "--steps=1000"], tmp_path, 1, limited(8000))
+    """The run goes on to its end, and the checkpoint is whole. The lines that had room are too."""
+    result = run([*TINY, "--out-dir={}/run", "--steps=500"], tmp_path, 1, limited(100_000))
     assert result.returncode == 1
-    assert "run/metrics.jsonl: File too large" in one_error(result.stderr)
-    assert (tmp_path / "run/metrics.jsonl").stat().st_size == 8000
+    no_room = NO_ROOM.format(tmp_path)
+    assert one_error(result.stderr) == f"{no_room}; its last lines are missing, but the run is complete and saved"
+    assert result.stdout.count("note: ") == 1 and f"note: {no_room}; the run goes on, and writes the missing lines when it can" in result.stdout
+    assert checkpoints(tmp_path / "run") == ["checkpoint-00000500"]
+    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    assert (tmp_path / "run/metrics.jsonl").stat().st_size == 100_000 and 100 < len(lines) < 500
+    steps = [json.loads(line)["step"] for line in lines[1:-1]]
+    assert steps == list(range(1, len(steps) + 1))
+    result = run([*TINY, "--out-dir={}/run", "--steps=501", "--resume"], tmp_path, 1)
+    assert result.returncode == 0 and program.Run(tmp_path / "run").column("step") == [*steps, 501]
+
+
+def test_the_metrics_are_whole_once_there_is_room_again(tmp_path):
+    options = [option.replace("{}", str(tmp_path)) for option in [*TINY, "--out-dir={}/run", "--steps=1000000", "--sample-tokens=0"]]
+    process = subprocess.Popen([program.ROOT / program.PROGRAM, "--heads=2", "--seq-len=16", *options], stdout=subprocess.PIPE, text=True,
+                               preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY)))
+    try:
+        for line in process.stdout:
+            if line.startswith("note: cannot write"):
+                break
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        assert "note: " not in process.communicate(timeout=SECONDS)[0]
+    finally:
+        process.kill()
+    assert process.returncode == 75
+    steps = program.Run(tmp_path / "run").column("step")
+    assert steps == list(range(1, len(steps) + 1)) and (tmp_path / "run/metrics.jsonl").stat().st_size > 100_000
+    assert checkpoints(tmp_path / "run") == [f"checkpoint-{len(steps):08}"]
 
 
 def test_a_full_disk_leaves_the_metrics_of_the_run_before(tmp_path):
