@@ -262,7 +262,7 @@ std::string model_of(const CheckpointInfo& checkpoint) {
 
 namespace {
 
-// A note if the earlier run had reached the end of its schedule and the next step has a higher learning rate.
+// A note if the next step has a higher learning rate than the last one, and than the earlier schedule would give it.
 std::vector<std::string> rate_that_rises(const CheckpointInfo& checkpoint, const Options& options) {
     constexpr double clearly = 1.01;  // a smaller rise is no surprise
     const std::int64_t done = checkpoint.progress.step;
@@ -277,14 +277,20 @@ std::vector<std::string> rate_that_rises(const CheckpointInfo& checkpoint, const
     const Choices known = schedule_names();  // a later version of the program may know more
     const bool is_known = std::ranges::find(known, earlier.schedule) != known.end();
     if (!is_known || earlier.schedule_kind() == ScheduleKind::constant) return {};
-    if (done < earlier.steps || done >= options.steps) return {};
-    const double last = learning_rate(schedule_of(earlier), done),
-                 next = learning_rate(schedule_of(options), done + 1);
-    if (next <= clearly * last) return {};
+    if (done >= options.steps) return {};
+    const Schedule before = schedule_of(earlier), now = schedule_of(options);
+    const double last = learning_rate(before, done), next = learning_rate(now, done + 1);
+    // The earlier schedule itself rises during warmup.
+    if (next <= clearly * std::max(last, learning_rate(before, done + 1))) return {};
     const std::string rise = fmt::format("the learning rate rises from {:.3g} to {:.3g}", last, next);
     if (options.given.contains("lr") && options.learning_rate != earlier.learning_rate) return {rise};
-    return {fmt::format("{}, because the earlier schedule ended at step {}; to keep it, give{}", rise,
-                        earlier.steps, options_that_keep_rate(earlier, done))};
+    const std::string reason =
+        done >= earlier.steps ? fmt::format("the earlier schedule ended at step {}", earlier.steps)
+        : before.total_steps != now.total_steps
+            ? fmt::format("the schedule has {} steps instead of {}", options.steps, earlier.steps)
+            : "the schedule has changed";
+    return {fmt::format("{}, because {}; to keep it, give{}", rise, reason,
+                        options_that_keep_rate(earlier, done))};
 }
 
 std::string as_told(const nlohmann::ordered_json& value) {

@@ -393,3 +393,29 @@ def test_a_checkpoint_holds_what_it_says(tmp_path):
         assert np.array_equal(tensor, exported[name])
         assert moments[f"{name}.exp_avg"].shape == moments[f"{name}.exp_avg_sq"].shape == tensor.shape
         assert (moments[f"{name}.exp_avg_sq"] >= 0).all()
+
+
+@pytest.mark.parametrize(("done", "options", "reason"), [
+    (8, ["--steps=80"], "because the schedule has 80 steps instead of 10"),
+    (8, ["--steps=10"], None),
+    (8, ["--lr-schedule=constant"], "because the schedule has changed"),
+    (10, ["--steps=80"], "because the earlier schedule ended at step 10"),
+    (2, ["--steps=10"], None),  # during warmup
+    (2, ["--steps=80"], None),
+    (2, ["--lr=3e-3"], ""),
+    (8, ["--steps=80", "--lr-schedule=constant", "--lr=1e-5"], None),
+])
+def test_a_rate_that_rises_is_said(done, options, reason, tmp_path):
+    base = [*program.SMALL, "--lr=1e-3", "--sample-tokens=0", "--val-batches=1", f"--out-dir={tmp_path}"]
+    program.run(*base, "--steps=10", "--warmup-steps=4", "--lr-schedule=linear", f"--checkpoint-every={done}")
+    shutil.rmtree(tmp_path / "checkpoint-00000010") if done < 10 else None
+    for path in tmp_path.glob("checkpoint-*"):
+        if path.name != f"checkpoint-{done:08}":
+            shutil.rmtree(path)
+    text = said(program.run(*base, "--resume", *options))
+    assert f"after step {done}" in text
+    assert ("note: the learning rate rises from" in text) == (reason is not None)
+    assert not reason or f"{reason}; to keep it, give --lr-schedule constant --lr " in text
+    if reason is not None:
+        rates = program.Run(tmp_path).column("lr")
+        assert f"from {rates[done - 1]:.3g} to {rates[done]:.3g}" in text
