@@ -5,6 +5,7 @@
 #include <chrono>
 #include <filesystem>
 #include <optional>
+#include <string_view>
 #include <system_error>
 #include <thread>
 
@@ -25,21 +26,22 @@ using std::chrono::steady_clock;
 constexpr std::chrono::minutes patience{2};
 constexpr std::chrono::milliseconds pause{50};
 
+constexpr std::string_view of_folder = "--out-dir";
+
 // A folder or file that one start at a time may write to.
 struct Output {
-    const char* option;
+    std::string_view option;
     fs::path path, lock;
 };
 
 std::vector<Output> outputs_of(const Options& options, const fs::path& out_dir, const Writes& writes) {
     std::vector<Output> all;
-    const char* const of_folder = "--out-dir";
     if (writes.into_folder(options)) all.push_back({of_folder, out_dir, out_dir / lock_file});
     if (!writes.metrics) return all;
     const fs::path metrics = metrics_file(options, out_dir);
     if (const std::optional<fs::path> file = replaced_metrics(metrics))
-        all.push_back(
-            {options.metrics.empty() ? of_folder : "--metrics", metrics, fs::path(*file) += ".lock"});
+        all.push_back({options.metrics.empty() ? of_folder : std::string_view("--metrics"), metrics,
+                       fs::path(*file) += ".lock"});
     return all;
 }
 
@@ -49,7 +51,12 @@ std::vector<Output> outputs_of(const Options& options) {
     const fs::path out_dir = choose_out_dir(options);
     const std::optional<CheckpointInfo> checkpoint = find_checkpoint(options, out_dir);
     const bool trains = has_steps_to_train(options, checkpoint);
-    return outputs_of(options, out_dir, what_is_written(options, out_dir, trains, checkpoint.has_value()));
+    std::vector<Output> all =
+        outputs_of(options, out_dir, what_is_written(options, out_dir, trains, checkpoint.has_value()));
+    // A new run without --out-dir gets a directory of its own (claim_directory).
+    if (options.out_dir.empty() && !options.resume)
+        std::erase_if(all, [](const Output& output) { return output.option == of_folder; });
+    return all;
 }
 
 struct HeldOutput {
@@ -99,8 +106,8 @@ std::string wait_for_other_starts(Session& session) {
         if (session.ask_to_stop()) return "";
         std::this_thread::sleep_for(pause);
     }
-    std::string record =
-        session.is_rank_zero() && !all.empty() ? record_in(choose_out_dir(session.options())) : "";
+    const bool uses_folder = !all.empty() && all.front().option == of_folder;
+    std::string record = uses_folder ? record_in(choose_out_dir(session.options())) : "";
     if (session.options().resume) session.read_options_again();
     return record;
 }

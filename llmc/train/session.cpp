@@ -83,6 +83,7 @@ bool Session::read_options() {
 void Session::read_options_again() {
     std::string unused;
     options_ = *parse_options(argc_, argv_, unused);
+    console_.settle(options_.log_every, options_.quiet);
 }
 
 std::string Session::program() const { return program_as_called(arguments()); }

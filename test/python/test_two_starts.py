@@ -1,6 +1,7 @@
 """Two starts of the program do not write into the folder of one run, or into one file of metrics, at the same time."""
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -94,6 +95,7 @@ def test_resume_if_any_waits_until_the_other_has_saved(launcher, started, tmp_pa
     last = int(checkpoint.name.removeprefix("checkpoint-"))
     second.read_until(f"resuming from {checkpoint} after step {last}$")
     second.read_until(rf"^ +{last + 1} +\d")
+    second.read_until(rf"^ +{last + 2} +\d")  # --log-every=1 is the run's too
     second.send(signal.SIGTERM)
     assert second.wait() == STOPPED
     steps = program.Run(tmp_path / "run").column("step")
@@ -129,6 +131,7 @@ SHIM = r"""
 #include <cstdlib>
 #include <cstring>
 #include <dlfcn.h>
+#include <ctime>
 #include <fcntl.h>
 extern "C" int fcntl64(int file, int command, ...) {
     va_list rest;
@@ -144,9 +147,11 @@ extern "C" int fcntl64(int file, int command, ...) {
     if (locks && !strcmp(mode, "late") && system(getenv("BEFORE_LOCK")) != 0) abort();
     static const auto real = reinterpret_cast<int (*)(int, int, ...)>(dlsym(RTLD_NEXT, "fcntl64"));
     const int result = real(file, command, argument);
-    if (asks && strcmp(mode, "none") != 0) static_cast<struct flock*>(argument)->l_type = F_UNLCK;
+    if (asks && strcmp(mode, "shared") != 0) static_cast<struct flock*>(argument)->l_type = F_UNLCK;
     return result;
 }
+// A clock that stands.
+extern "C" time_t time(time_t*) { return 1000000000; }
 extern "C" int fcntl(int file, int command, ...) {
     va_list rest;
     va_start(rest, command);
@@ -193,3 +198,21 @@ def test_starts_of_the_same_moment(shim, started, tmp_path):
         assert one_error(refused.stderr) == f"--out-dir: another start of the program has begun in {folder} meanwhile; start this one again"
         (folder / "keep").rename(folder / "run.json")
     assert program.Run(folder).column("step") == [1, 2]
+
+
+def test_new_runs_of_the_same_second_do_not_meet(shim, tmp_path):
+    """Each gets a folder of its own, also if the first has begun to write when the second starts."""
+    command = [program.ROOT / program.PROGRAM, *ENDLESS]
+    how = {"cwd": tmp_path, "env": os.environ | shim("shared"), "text": True, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    first = subprocess.Popen(command, **how)
+    try:
+        while not re.match(FIRST_STEP, line := first.stdout.readline()):
+            assert line, "it ended"
+        second = subprocess.run([*command, "--steps=2"], **how)
+        assert second.returncode == 0, second.stdout
+        first.send_signal(signal.SIGTERM)
+        first.communicate(timeout=60 * program.PATIENCE)
+    finally:
+        first.kill()
+    assert len(files(tmp_path / "runs")) == 2 and first.returncode == STOPPED
+    assert f"note: results go to runs/{max(files(tmp_path / 'runs'))}" in second.stdout
