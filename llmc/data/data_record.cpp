@@ -56,7 +56,7 @@ std::string difference(const FileRecord& here, const FileRecord& other) {
     if (here.ends != other.ends) return fmt::format("{} has other contents of the same length", here.name);
     if (here.tokens != other.tokens)
         return fmt::format(
-            "{} gives {} instead of {} (without --val-data, the last tenth of a training text is for "
+            "{}: {} instead of {} (without --val-data, the last tenth of a training text is for "
             "validation)",
             here.name, plural(here.tokens, "token"), grouped(other.tokens));
     return "";

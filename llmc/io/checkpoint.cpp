@@ -136,8 +136,8 @@ std::uint64_t weights_bytes(std::int64_t parameters) {
 namespace {
 
 void write_checkpoint(const fs::path& folder, const std::string& run, const std::string& lineage,
-                      const Progress& progress, const Json& configuration, const std::string& device_choices,
-                      const ParameterStore& store, UnitTransfer& transfer,
+                      const Progress& progress, const Json& configuration, const std::string& data,
+                      const std::string& device_choices, const ParameterStore& store, UnitTransfer& transfer,
                       const std::optional<Validation>& validation) {
     if (transfer.is_root()) make_directory(folder);
     save_weights(folder / model_file, store, transfer, true);
@@ -154,6 +154,7 @@ void write_checkpoint(const fs::path& folder, const std::string& run, const std:
         {"samples", progress.samples},
         {"saved_at", std::chrono::duration_cast<std::chrono::nanoseconds>(now).count()},
         {"configuration", configuration},
+        {"data", Json::parse(data)},
         {"device_choices", device_choices},
     };
     if (validation) manifest["validation"] = {{"loss", validation->loss}, {"windows", validation->windows}};
@@ -167,15 +168,15 @@ void write_checkpoint(const fs::path& folder, const std::string& run, const std:
 }  // namespace
 
 fs::path save_checkpoint(const fs::path& out_dir, const std::string& run, const std::string& lineage,
-                         const Progress& progress, const Json& configuration,
+                         const Progress& progress, const Json& configuration, const std::string& data,
                          const std::string& device_choices, const ParameterStore& store,
                          UnitTransfer& transfer, const std::optional<Validation>& validation) {
     fs::path final_name = out_dir / name_of_step(progress.step);
     fs::path partial = final_name;
     partial += partial_suffix;
     const auto write = [&] {
-        write_checkpoint(partial, run, lineage, progress, configuration, device_choices, store, transfer,
-                         validation);
+        write_checkpoint(partial, run, lineage, progress, configuration, data, device_choices, store,
+                         transfer, validation);
     };
     if (!transfer.is_root()) {
         write();
@@ -203,7 +204,8 @@ CheckpointInfo read_checkpoint(const fs::path& directory) {
                             .progress = {.step = manifest.at("step"), .samples = manifest.at("samples")},
                             .configuration = manifest.at("configuration").dump(),
                             .saved_at = manifest.at("saved_at"),
-                            .device_choices = manifest.value("device_choices", "")};
+                            .device_choices = manifest.value("device_choices", ""),
+                            .data = manifest.contains("data") ? manifest.at("data").dump() : ""};
         if (const auto validation = manifest.find("validation"); validation != manifest.end())
             info.validation = {validation->at("loss"), validation->at("windows")};
         return info;

@@ -39,10 +39,11 @@ struct Validation {
 
 // Writes <out_dir>/checkpoint-<step> and returns its path; an existing one is replaced. `run` is the identity
 // of this run (RunRecord below). `lineage` is the identity of the first run in the chain of resumed runs.
-// `validation` is of the same step. All ranks call it; the transfer's root writes.
+// `data` describes the data of the run as JSON. `validation` is of the same step. All ranks call it; the
+// transfer's root writes.
 std::filesystem::path save_checkpoint(const std::filesystem::path& out_dir, const std::string& run,
                                       const std::string& lineage, const Progress& progress,
-                                      const nlohmann::ordered_json& configuration,
+                                      const nlohmann::ordered_json& configuration, const std::string& data,
                                       const std::string& device_choices, const ParameterStore& store,
                                       UnitTransfer& transfer,
                                       const std::optional<Validation>& validation = {});
@@ -55,6 +56,7 @@ struct CheckpointInfo {
     std::string configuration;   // as JSON
     std::int64_t saved_at = 0;   // nanoseconds since 1970
     std::string device_choices;  // Device::choices of the device used for training
+    std::string data;            // as JSON (data/data_record.h); empty in a checkpoint of version 0.1
     std::optional<Validation> validation{};
 };
 

@@ -25,7 +25,8 @@ fs::path Checkpointer::save_in(const fs::path& folder, const std::optional<Valid
     trainer.require_finite();
     try {
         return save_checkpoint(folder, run_.identity, run_.lineage, trainer.progress(), to_json(run_.options),
-                               trainer.algorithms(), trainer.store(), trainer.transfer(), validation);
+                               to_text(run_.data.record), trainer.algorithms(), trainer.store(),
+                               trainer.transfer(), validation);
     } catch (const UserError& fault) {
         const bool has_earlier = !last_.empty() || !best_.empty() || run_.checkpoint;
         user_error("{}; make room, and {}", fault.what(),

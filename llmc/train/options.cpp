@@ -250,6 +250,9 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::str
     flag("--resume-if-any", options.resume_if_any,
          "Like --resume, but begin a run if there is none; for schedulers, which start a job again",
          "Results");
+    flag("--new-data", options.new_data,
+         "Resume although the data have changed; training goes on with the next sample in their new order",
+         "Data");
     flag("--overwrite", options.overwrite, "Replace the run in --out-dir by this one", "Results");
     flag("--quiet", options.quiet, "Print only notes and the results", "Results");
     flag("--generate", options.generate, "Only continue --prompt, with the weights of --resume or --init",
@@ -307,6 +310,10 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::str
         if (options.resume) user_error("--resume-if-any and --resume are both given; leave one of them out");
         options.resume = "";
     }
+    if (options.new_data && !options.resume)
+        user_error("--new-data is for --resume and --resume-if-any; leave it out: a new run takes any data");
+    if (options.new_data && options.steps == 0)
+        user_error("--new-data is for training, and --steps 0 trains none; leave one of them out");
     if (options.overwrite && options.resume) {
         user_error("--overwrite replaces a run, and --resume{} continues it; leave one of them out",
                    options.resume_if_any ? "-if-any" : "");

@@ -129,6 +129,7 @@ struct Options {
     std::string weights;                // the file or the checkpoint that --init means
     std::optional<std::string> resume;  // a checkpoint's directory; empty means the newest in out_dir
     bool resume_if_any = false;         // like an empty `resume`, but without a run to resume it begins one
+    bool new_data = false;              // resume although the data have changed
     bool overwrite = false;             // begin a new run in the place of the one in out_dir
     bool generate = false;
     bool print_step = false;

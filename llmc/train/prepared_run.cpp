@@ -6,6 +6,7 @@
 #include <chrono>
 #include <csignal>
 #include <exception>
+#include <iterator>
 
 #include "llmc/core/error.h"
 #include "llmc/core/text.h"
@@ -116,7 +117,6 @@ void PreparedRun::open_data_files() {
     // A plan goes on without data on all ranks, if one of them has none.
     if (options.steps == 0 && on_any_rank(session.world(), !lack_of_data.empty())) {
         if (!found.fault.empty()) throw UserError(found.fault);
-        data = {};
         if (lack_of_data.empty()) lack_of_data = "the files of the data are not on all machines";
     } else {
         require_same_data(session.world(), found);
@@ -145,6 +145,9 @@ void PreparedRun::open_weights() {
     }
     if (checkpoint) {
         notes_of_resume = differences(*checkpoint, options);
+        if (checkpoint->progress.step < options.steps)
+            std::ranges::copy(compare_with_checkpoint(data.record, *checkpoint, options),
+                              std::back_inserter(notes_of_resume));
     } else if (!options.init.empty()) {
         const std::vector<std::string> notes_of_weights = naming_option("--init", [&] {
             return check_weights(weights_in(options.weights), *plan.outline, plan.store.units);

@@ -1,5 +1,7 @@
 #include "llmc/train/same_data.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -10,6 +12,7 @@
 #include <vector>
 
 #include "llmc/core/error.h"
+#include "llmc/core/text.h"
 #include "llmc/io/files.h"
 
 namespace llmc {
@@ -94,6 +97,33 @@ void require_same_data(Communicator& world, const FoundData& found) {
                        chosen, what);
     }
     if (!found.fault.empty()) throw UserError(found.fault);
+}
+
+std::vector<std::string> compare_with_checkpoint(const DataRecord& record, const CheckpointInfo& checkpoint,
+                                                 const Options& options) {
+    std::vector<std::string> notes;
+    if (checkpoint.data.empty()) return notes;
+    const DataRecord then = data_record(checkpoint.data);
+    const auto difference_of = [&](const std::string& option) {
+        const auto here = record.find(option), there = then.find(option);
+        return here == record.end() || there == then.end()
+                   ? ""
+                   : difference(DataRecord{*here}, DataRecord{*there});
+    };
+    const auto refuse = [&](const char* use, const std::string& what) {
+        user_error("{} {} other data: {}; give the same data, or --new-data to go on with these",
+                   checkpoint.directory.string(), use, what);
+    };
+    if (const std::string what = difference_of("train-data"); !what.empty()) {
+        if (!options.new_data) refuse("was trained on", what);
+        notes.push_back(fmt::format("{}; training goes on after {}, in the order of the new data", what,
+                                    plural(checkpoint.progress.samples, "sample")));
+    }
+    if (const std::string what = difference_of("val-data"); !what.empty()) {
+        if (options.keep_best && !options.new_data) refuse("was validated on", what);
+        notes.push_back(fmt::format("{}; validation losses before and after are not comparable", what));
+    }
+    return notes;
 }
 
 }  // namespace llmc

@@ -3,9 +3,12 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "llmc/comm/communicator.h"
 #include "llmc/data/data_record.h"
+#include "llmc/io/checkpoint.h"
+#include "llmc/train/options.h"
 
 namespace llmc {
 
@@ -21,5 +24,11 @@ FoundData find_data(const std::function<DataRecord()>& open);
 // Throws a UserError if a rank did not find the data, or finds other data than most ranks do. The error names
 // that rank and what differs. All ranks call it and throw together, so that none waits for another.
 void require_same_data(Communicator& world, const FoundData& found);
+
+// Compares the data of a run that trains on with those of its checkpoint. Throws a UserError if the samples are
+// others, or, with --keep-best, the validation data, unless --new-data allows it. Returns notes about what is
+// allowed. A checkpoint without a record of its data is compared with nothing.
+std::vector<std::string> compare_with_checkpoint(const DataRecord& record, const CheckpointInfo& checkpoint,
+                                                 const Options& options);
 
 }  // namespace llmc

@@ -55,7 +55,7 @@ TEST(Checkpoint, IsOnDiskBeforeItHasItsName) {
     fs::create_directory(out_dir);
 
     calls.clear();
-    const fs::path saved = save_checkpoint(out_dir, "run", "lineage", trainer.progress(), {},
+    const fs::path saved = save_checkpoint(out_dir, "run", "lineage", trainer.progress(), {}, "{}",
                                            trainer.algorithms(), trainer.store(), trainer.transfer());
     if (!trainer.transfer().is_root()) {
         EXPECT_EQ(calls, std::vector<std::string>());

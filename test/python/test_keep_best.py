@@ -58,7 +58,7 @@ def test_the_best_checkpoint_on_other_data_is_not_replaced(tmp_path):
     out = {}
     for steps, name, lr in ((20, "easy", "1e-2"), (30, "hard", "1e-2"), (40, "again", "9"), (50, "again", "9")):
         out[steps] = program.run(*TINY, *QUIET, f"--train-data={tmp_path}/{name}", f"--steps={steps}", "--val-every=5", "--keep-best", f"--lr={lr}",
-                                 "--resume-if-any", "--lr-schedule=constant", f"--out-dir={tmp_path}/run", "--grad-clip=0").stdout
+                                 "--resume-if-any", "--new-data", "--lr-schedule=constant", f"--out-dir={tmp_path}/run", "--grad-clip=0").stdout
         if steps == 40:
             shutil.rmtree(tmp_path / "run/best")
     losses = {line["step"]: line["val_loss"] for line in program.Run(tmp_path / "run").lines if "val_loss" in line}

@@ -91,7 +91,9 @@ def test_a_resumed_run_says_what_changes_in_its_data_and_its_model(tmp_path):
     program.run(*TINY, *QUIET, "--steps=2", f"--out-dir={tmp_path}/run")
     go_on = [*QUIET, f"--out-dir={tmp_path}/run", "--resume"]
     note = f'note: --val-data is "{text}", but was not given in the checkpoint; without it, the last tenth of a training text is for validation'
-    assert note in program.run(*go_on, "--steps=3", f"--val-data={text}").stdout
+    other = program.run(*go_on, "--steps=3", f"--val-data={text}", check=False)
+    assert "was trained on other data: --train-data: the embedded stories: 2,000,000 tokens instead of 1,800,000 (" in one_error(other.stderr)
+    assert note in program.run(*go_on, "--steps=3", f"--val-data={text}", "--new-data").stdout
     assert note not in program.run(*go_on, "--steps=4", f"--val-data={text}").stdout
     assert "the last tenth" not in program.run(*go_on, "--steps=5").stdout  # it keeps the data
     # Another model that is named is not silently that of the checkpoint.

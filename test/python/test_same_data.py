@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import program
+from old_checkpoint import sealed
 from refused import one_error
 from tcp_job import Job
 
@@ -127,3 +128,128 @@ def test_the_same_data_under_other_names(tmp_path):
     """Names decide nothing: the samples are the same."""
     ended = train_apart(tmp_path, [nothing, lambda folder: (folder / "d/train_2.bin").rename(folder / "d/train_3.bin")], *QUESTIONS)
     assert (ended.statuses, ended.err) == ([0, 0], "")
+
+
+# ---- A run that is resumed
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Starts the program in a folder with data; returns its output, or the line of its error."""
+    write_data(tmp_path)
+
+    def start(*options, steps=None, ranks=1, fails=False):
+        result = program.run("-C", tmp_path, program.ROOT / program.PROGRAM, *(["--processes", ranks] if ranks > 1 else []), *options,
+                             *([f"--steps={steps}"] if steps else []), program="env", check=not fails)
+        assert not fails or (result.returncode, result.stdout) == (1, "")
+        return one_error(result.stderr) if fails else " ".join(result.stdout.split())
+
+    return start
+
+
+BEGIN, RESUME = [*MODEL, "--checkpoint-every=2", "--out-dir=run"], ["--sample-tokens=0", "--out-dir=run", "--resume"]
+REMEDY = "; give the same data, or --new-data to go on with these"
+# For each case: the options of the run, what changes after two steps, and the message.
+CHANGES = {
+    "a longer text": (TEXT, append("d/text.txt", "more"), "--train-data: text.txt has 1,004 bytes instead of 1,000"),
+    "a shard more": (SHARDS, lambda folder: write_shard(folder / "d/train_3.bin"), "--train-data: train_3.bin is additional"),
+    "a shard less": (SHARDS, lambda folder: (folder / "d/train_2.bin").unlink(), "--train-data: train_2.bin is missing"),
+    "a shorter shard": (SHARDS, lambda folder: write_shard(folder / "d/train_1.bin", 100), "--train-data: train_1.bin has 1,224 bytes instead of 1,424"),
+    "other tokens": (SHARDS, lambda folder: write_shard(folder / "d/train_1.bin", seed=9), "--train-data: train_1.bin has other contents of the same length"),
+}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("case", CHANGES)
+def test_changed_data_are_refused_and_accepted(run, case, ranks, tmp_path):
+    options, change, what = CHANGES[case]
+    run(*BEGIN, *options, steps=2)
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    change(tmp_path)
+    for how in (RESUME, [*BEGIN, *options, "--resume-if-any"]):
+        assert run(*how, steps=4, ranks=ranks, fails=True) == f"run/checkpoint-00000002 was trained on other data: {what}{REMEDY}"
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+    note = f"note: {what}; training goes on after 8 samples, in the order of the new data"
+    assert note in run(*RESUME, "--new-data", steps=4, ranks=ranks)
+    # From then on these are the run's data.
+    assert "samples, in the order" not in run(*RESUME, steps=6)
+    resumed = program.Run(tmp_path / "run").losses
+    run("--sample-tokens=0", "--out-dir=again", "--resume=run/checkpoint-00000004", steps=6)
+    assert len(resumed) == 6 and (ranks > 1 or program.Run(tmp_path / "again").losses == resumed[4:])
+
+
+def test_the_order_of_new_data_is_that_of_their_sample_numbers(run, tmp_path):
+    """With weights that do not change, the losses tell the samples."""
+    still = ["--lr=0", "--weight-decay=0"]
+    run(*BEGIN, *TEXT, *still, steps=2)
+    append("d/text.txt", "Other words at the end. " * 9)(tmp_path)
+    run(*RESUME, "--new-data", steps=6)
+    run(*BEGIN[:-1], "--out-dir=whole", *TEXT, *still, steps=6)
+    assert program.Run(tmp_path / "run").losses[2:] == program.Run(tmp_path / "whole").losses[2:]
+    assert program.Run(tmp_path / "run").losses[:2] != program.Run(tmp_path / "whole").losses[:2]
+
+
+def test_the_same_files_elsewhere_are_the_same_data(run, tmp_path):
+    run(*BEGIN, *SHARDS, steps=2)
+    (tmp_path / "d").rename(tmp_path / "e")
+    for i in (1, 2):
+        (tmp_path / f"e/train_{i}.bin").rename(tmp_path / f"e/part_{i}.bin")
+    text = run(*RESUME, "--train-data=e/part_*.bin", "--val-data=e/val.txt", steps=4)
+    assert "--train-data" not in text and "the order of the new data" not in text
+    assert "other data" in run(*RESUME, "--train-data=e/val.txt", steps=6, fails=True)
+
+
+def test_a_text_is_divided_as_before(run):
+    run(*BEGIN, *TEXT, steps=2)
+    what = "--train-data: text.txt: 1,000 tokens instead of 900 (without --val-data, the last tenth of a training text is for validation)"
+    assert run(*RESUME, "--val-data=d/val.txt", steps=4, fails=True) == f"run/checkpoint-00000002 was trained on other data: {what}{REMEDY}"
+
+
+def test_the_stories_are_data_too(run):
+    run(*BEGIN, steps=2)
+    words = run(*RESUME, *TEXT, steps=4, fails=True)
+    assert words == f"run/checkpoint-00000002 was trained on other data: --train-data: text.txt instead of the embedded stories{REMEDY}"
+    assert "after 8 samples" in run(*RESUME, *TEXT, "--new-data", steps=4)
+
+
+def test_other_validation_data(run, tmp_path):
+    """They are refused only if they would decide which checkpoint is the best."""
+    run(*BEGIN, *SHARDS, "--val-every=1", "--keep-best", steps=2)
+    append("d/val.txt", "more")(tmp_path)
+    what = "--val-data: val.txt has 234 bytes instead of 230"
+    assert run(*RESUME, steps=4, fails=True) == f"run/checkpoint-00000002 was validated on other data: {what}{REMEDY}"
+    note = f"note: {what}; validation losses before and after are not comparable"
+    assert note in run("--sample-tokens=0", "--out-dir=two", "--resume=run", "--keep-best=false", steps=4)
+    assert note in run(*RESUME, "--new-data", steps=4)
+
+
+def test_data_matter_only_to_training(run, tmp_path):
+    run(*BEGIN, *TEXT, steps=2)
+    append("d/text.txt", "more")(tmp_path)
+    assert "validation after step 2" in run(*RESUME, "--steps=0")
+    assert "nothing to train" in run(*RESUME, steps=2)
+    run("--generate", "--resume=run", "--sample-tokens=1")
+
+
+def test_a_checkpoint_without_a_record_of_its_data(run, tmp_path):
+    """Earlier programs wrote such checkpoints."""
+    run(*BEGIN, *TEXT, steps=2)
+    manifest = tmp_path / "run/checkpoint-00000002/manifest.json"
+    entries = json.loads(manifest.read_text())
+    assert sealed(entries) == entries and list(entries["data"]) == ["train-data", "val-data"]
+    del entries["data"]
+    manifest.write_text(json.dumps(sealed(entries)))
+    append("d/text.txt", "more")(tmp_path)
+    (tmp_path / "d/text.txt").rename(tmp_path / "d/book.txt")
+    assert 'note: --train-data is "d/book.txt", but was "d/text.txt" in the checkpoint' in run(*RESUME, "--train-data=d/book.txt", steps=4)
+    assert (tmp_path / "run/checkpoint-00000004").is_dir()
+
+
+@pytest.mark.parametrize("options, words", [
+    (["--new-data"], "--new-data is for --resume and --resume-if-any; leave it out: a new run takes any data"),
+    (["--new-data", "--resume=run", "--steps=0"], "--new-data is for training, and --steps 0 trains none; leave one of them out"),
+    (["--new-data", "--resume=run", "--generate"], "--new-data"),
+])
+def test_new_data_is_for_training_on(run, options, words):
+    run(*BEGIN, steps=2)
+    assert words in run(*options, fails=True)

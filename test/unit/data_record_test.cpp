@@ -32,7 +32,7 @@ TEST(DataRecord, SaysWhatDiffers) {
     EXPECT_EQ(said({a, file("b", 1)}, {a, b}), "b has 1 byte instead of 2");
     EXPECT_EQ(said({a, file("b", 2, 10, "y")}, {a, b}), "b has other contents of the same length");
     EXPECT_EQ(said({file("a", 10, 9)}, {file("a")}),
-              "a gives 9 tokens instead of 10 (without --val-data, the last tenth of a training text is for "
+              "a: 9 tokens instead of 10 (without --val-data, the last tenth of a training text is for "
               "validation)");
 }
 
