@@ -2,12 +2,14 @@
 
 #include <fmt/format.h>
 #include <glob.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -85,17 +87,17 @@ bool are_bytes(const std::vector<std::string>& shards) {
     return manifest.is_object() && manifest.value("/settings/tokenizer"_json_pointer, "") == "bytes";
 }
 
-// The note for tokens that are bytes under a larger vocabulary. Training on them works, but gives a model of
+// Adds a note if tokens are bytes and the vocabulary is larger. Training on them works, but gives a model of
 // bytes with GPT-2's size.
-std::string note_on_bytes(const std::string& pattern, const Found& found, std::int64_t vocabulary) {
-    if (vocabulary <= 256 || (!found.text && !are_bytes(found.files))) return "";
+void note_bytes(Data& data, const std::string& pattern, const Found& found, std::int64_t vocabulary) {
+    if (vocabulary <= 256 || (!found.text && !are_bytes(found.files))) return;
     const std::string remedy =
         found.text ? fmt::format("`python data/text.py {}` converts it to GPT-2's tokens", pattern)
                    : "without --tokenizer bytes, the scripts in data/ make GPT-2's tokens";
-    return fmt::format(
-        "{} has 256 different tokens (bytes), but the vocabulary is {}; {}, and --model mini is "
-        "for bytes",
-        pattern, grouped(vocabulary), remedy);
+    data.notes.push_back(
+        fmt::format("{} has 256 different tokens (bytes), but the vocabulary is {}; {}, and --model mini is "
+                    "for bytes",
+                    pattern, grouped(vocabulary), remedy));
 }
 
 std::string describe(const std::string& what, const TokenSource& source) {
@@ -146,6 +148,34 @@ std::vector<FileRecord> records_of(const Found& found, const TokenSource& source
     return records;
 }
 
+void take_files(Data& data, const std::string& pattern, const Found& found, std::int64_t vocabulary) {
+    data.files.insert(data.files.end(), found.files.begin(), found.files.end());
+    note_bytes(data, pattern, found, vocabulary);
+}
+
+// A file may have several names, which lead to the same device and inode.
+void refuse_common_file(const std::vector<std::string>& training,
+                        const std::vector<std::string>& validation) {
+    const auto identity = [](const std::string& file) {
+        struct stat status {};
+        const bool exists = stat(file.c_str(), &status) == 0;
+        return exists ? std::optional(std::pair(status.st_dev, status.st_ino)) : std::nullopt;
+    };
+    std::set<std::pair<dev_t, ino_t>> known;
+    for (const std::string& file : training) {
+        if (const auto found = identity(file)) known.insert(*found);
+    }
+    for (const std::string& file : validation) {
+        const auto found = identity(file);
+        if (found && known.contains(*found)) {
+            user_error(
+                "--val-data: '{}' is in --train-data too, so the model would train on its validation data; "
+                "give other files, such as 'train_*.bin' and 'val_*.bin'",
+                file);
+        }
+    }
+}
+
 void record_training(Data& data, const Found& found, std::int64_t sequence_length) {
     data.record["train-data"] = {.files = records_of(found, *data.training, "--train-data"),
                                  .samples = training_windows(*data.training, sequence_length)};
@@ -165,8 +195,7 @@ void open_training(Data& data, const DataOptions& options) {
         found.text = embedded_stories(stories);
     } else {
         found = find(options.train_data, "--train-data");
-        data.files.insert(data.files.end(), found.files.begin(), found.files.end());
-        data.note = note_on_bytes(options.train_data, found, options.vocabulary);
+        take_files(data, options.train_data, found, options.vocabulary);
     }
     if (!found.text) {
         data.training = open_token_shards(found.files, options.vocabulary, "--train-data");
@@ -191,7 +220,8 @@ void open_training(Data& data, const DataOptions& options) {
 
 void open_validation(Data& data, const DataOptions& options) {
     const Found found = find(options.val_data, "--val-data");
-    data.files.insert(data.files.end(), found.files.begin(), found.files.end());
+    if (options.trains) refuse_common_file(data.files, found.files);
+    take_files(data, options.val_data, found, options.vocabulary);
     if (found.text) {
         data.validation = make_text_source(*found.text, options.vocabulary);
         data.validation_description = describe(found.text->name, *data.validation);

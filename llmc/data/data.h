@@ -20,6 +20,7 @@ struct DataOptions {
     std::int64_t vocabulary;
     std::int64_t sequence_length;
     std::int64_t sequences = 1;  // in one step; the training source must have as many
+    bool trains = true;          // false: an evaluation, which may validate on the training files
 };
 
 struct Data {
@@ -33,9 +34,8 @@ struct Data {
     // Describes shards of the training source that are shorter than a sample and are therefore not used.
     // Empty if there are none.
     std::string too_short;
-    // A note for the user if the tokens are bytes and the vocabulary is larger, such as GPT-2's. Empty
-    // otherwise.
-    std::string note;
+    // For the user, for instance if the tokens are bytes and the vocabulary is larger, such as GPT-2's.
+    std::vector<std::string> notes;
     std::int64_t epoch_tokens = 0;  // the tokens of one epoch: those of whole windows (samples.h)
 
     // The loss of a unigram model on the validation source, in nats per token; on the training source if
@@ -50,7 +50,8 @@ struct Data {
 
 // Opens the data. UserError, naming the option, for data that is missing, unreadable, damaged, or too short.
 // A training source needs enough windows of sequence_length + 1 tokens for one step; a validation source
-// needs at least one token to predict. A token outside the vocabulary is a UserError here or when it is read.
+// needs at least one token to predict. A run that trains may not validate on a file that it trains on. A token
+// outside the vocabulary is a UserError here or when it is read.
 Data open_data(const DataOptions& options);
 
 }  // namespace llmc

@@ -104,7 +104,8 @@ void PreparedRun::open_data_files() {
                               .val_data = options.val_data,
                               .vocabulary = options.vocabulary(),
                               .sequence_length = options.sequence_length(),
-                              .sequences = plan.global_sequences()});
+                              .sequences = plan.global_sequences(),
+                              .trains = options.steps > 0});
         } catch (const UserError& fault) {
             const bool is_plan = options.steps == 0 && !options.uses_weights();
             const bool lacks_data =
@@ -174,7 +175,7 @@ void PreparedRun::open_training_files() {
                           }));
     }
     if (!lack_of_data.empty()) notes.push_back(fmt::format("this is only a plan: {}", lack_of_data));
-    if (!data.note.empty()) notes.insert(notes.begin(), data.note);
+    notes.insert(notes.begin(), data.notes.begin(), data.notes.end());
     if (!is_rank_zero()) return;
     require_names_for_records();
     require_no_other_run(options, out_dir, writes, checkpoint ? &*checkpoint : nullptr);

@@ -35,7 +35,9 @@ class Experiment:
         run = torch.randint(sizes.vocab_size, (SEQUENCES * T + 1,), generator=generator)
         self.tokens = torch.stack([run[i * T:(i + 1) * T + 1] for i in range(SEQUENCES)])
         self.data, self.init = folder / "train.bin", folder / "init.safetensors"
-        write_token_file(self.data, run.numpy())
+        self.validation = folder / "val.bin"  # the same tokens
+        for file in (self.data, self.validation):
+            write_token_file(file, run.numpy())
         safetensors_numpy.save(self.init, {name: w.numpy().astype(np.float32) for name, w in self.weights.items()})
 
     def options(self, *more, steps=STEPS):

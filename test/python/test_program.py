@@ -326,7 +326,8 @@ def test_text_files(tmp_path):
     result = program.run(*QUICK, f"--train-data={text}", f"--out-dir={tmp_path / 'b'}", "--sample-tokens=0")
     assert f"{size * 9 // 10:,}" in result.stdout and f"{size - size * 9 // 10:,}" in result.stdout
     # With separate validation data, all of the text is for training.
-    result = program.run(*QUICK, f"--train-data={text}", f"--val-data={text}", f"--out-dir={tmp_path / 'c'}",
+    (tmp_path / "val.txt").write_bytes(text.read_bytes())
+    result = program.run(*QUICK, f"--train-data={text}", f"--val-data={tmp_path}/val.txt", f"--out-dir={tmp_path / 'c'}",
                          "--sample-tokens=0")
     assert result.stdout.count(f"{size:,}") == 2
 
@@ -361,8 +362,9 @@ def test_bytes_are_noted_where_the_vocabulary_has_more(tmp_path, vocabulary, not
     (tmp_path / "gpt2/broken/manifest.json").write_text("[")
     program.write_token_file(tmp_path / "gpt2/broken/train.bin", tokens)
 
-    def notes(data):
-        out = program.run(*program.SMALL, f"--vocab-size={vocabulary}", f"--train-data={tmp_path}/{data}", "--steps=0", "--sample-tokens=0").stdout
+    def notes(data, validation=None):
+        options = [f"--train-data={tmp_path}/{data}", *([f"--val-data={tmp_path}/{validation}"] if validation else [])]
+        out = program.run(*program.SMALL, f"--vocab-size={vocabulary}", *options, "--steps=0", "--sample-tokens=0").stdout
         return [line for line in out.splitlines() if line.startswith("note: ")]
 
     text = (f"note: {tmp_path}/text.txt has 256 different tokens (bytes), but the vocabulary is 50,257; "
@@ -370,6 +372,9 @@ def test_bytes_are_noted_where_the_vocabulary_has_more(tmp_path, vocabulary, not
     assert notes("text.txt") == ([text] if noted else [])
     assert len(notes("bytes/*.bin")) == noted
     assert notes("gpt2/*.bin") == notes("gpt2/broken/*.bin") == []
+    # The same is true of validation data.
+    assert notes("gpt2/*.bin", "text.txt") == ([text] if noted else [])
+    assert notes("gpt2/*.bin", "bytes/*.bin") == notes("bytes/*.bin") and notes("gpt2/*.bin", "gpt2/broken/*.bin") == []
 
 
 def test_one_batch_is_repeated(tmp_path):

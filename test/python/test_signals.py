@@ -312,7 +312,7 @@ def test_a_signal_ends_a_validation(launcher, tmp_path):
     """The interrupted validation runs when the run resumes, so that its metrics are complete."""
     text = tmp_path / "long.txt"
     text.write_bytes(b"The quick brown fox jumps over the lazy dog.\n" * 600000)
-    options = [*QUICK, "--steps=20", "--val-every=10", f"--val-data={text}", f"--train-data={text}"]
+    options = [*QUICK, "--steps=20", "--val-every=10", f"--val-data={text}"]
     whole = program.train(tmp_path / "whole", *options, "--val-batches=3", ranks=2 if launcher == "two" else 1,
                           env={"OMP_NUM_THREADS": "1"})
     run = Started(launcher, *options, f"--out-dir={tmp_path}/run", "--val-batches=0", terminal=True)

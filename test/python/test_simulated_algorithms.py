@@ -194,7 +194,7 @@ def test_a_cache_that_cannot_be_used_stops_nothing(experiment, tmp_path):
 @pytest.mark.parametrize("ranks, options", [(1, ["--dtype=fp32", "--micro-batch-size=1"]), (2, [*STOCHASTIC, *ROUNDED])],
                          ids=["fp32", "2 processes, bf16 throughout"])
 def test_any_order_of_work_and_a_resumed_run_give_the_same_bits(ranks, options, experiment, tmp_path):
-    options = [*experiment.options(*options, steps=6), "--checkpoint-every=3", "--val-data", experiment.data, "--val-every=2"]
+    options = [*experiment.options(*options, steps=6), "--checkpoint-every=3", "--val-data", experiment.validation, "--val-every=2"]
 
     def trained(folder, *more, seed):
         run = train(folder, *options, "--export", folder / "w.safetensors", *more, ranks=ranks, seed=seed)

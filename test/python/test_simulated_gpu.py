@@ -84,7 +84,7 @@ def test_follows_the_cpu_with_stochastic_rounding(experiment, bounds, tmp_path):
 
 
 def test_follows_the_cpu_in_micro_batches_validation_and_samples(experiment, bounds, tmp_path):
-    options = ["--dtype=fp32", "--micro-batch-size=1", "--val-data", experiment.data, "--val-every=7", "--sample-tokens=12",
+    options = ["--dtype=fp32", "--micro-batch-size=1", "--val-data", experiment.validation, "--val-every=7", "--sample-tokens=12",
                "--sample-every=15", "--prompt=5 6 7", "--temperature=0"]
     cpu, (gpu,) = follow(tmp_path, experiment, bounds("fp32", 1, 1, False), options, (1,))
     validations = [[(line["step"], line["val_loss"]) for line in run.lines if "val_loss" in line] for run in (cpu, gpu)]

@@ -219,7 +219,7 @@ TEST_F(DataFiles, PatternsAreSortedShards) {
               "1 of 3 shards, 1 token: a sample needs 2 tokens in a row (--seq-len 1 and one more)");
     EXPECT_EQ(data.epoch_tokens, 2 + 1);
     EXPECT_EQ(open(path("train_*0*")).training->shards(), 3U);  // a pattern need not end in .bin
-    EXPECT_EQ(open(path("*.bin"), path("train_0?.bin")).validation->shards(), 2U);
+    EXPECT_EQ(open(path("train_1*"), path("train_0?.bin")).validation->shards(), 2U);
 }
 
 TEST_F(DataFiles, NamesMayLookLikePatterns) {
@@ -259,6 +259,26 @@ TEST_F(DataFiles, NoUnigramLossBeyond100MillionTokens) {
     EXPECT_TRUE(open(sparse("less.bin", 1'000'000), path("v.bin")).unigram_loss);
 }
 
+// Whatever the name under which it is found.
+TEST_F(DataFiles, RefusesToValidateOnATrainingFile) {
+    write_shard16("train_1.bin", {1, 2, 3});
+    write_shard16("val_1.bin", {1, 2, 3});  // equal, but another file
+    EXPECT_NO_THROW(open(path("train_*"), path("val_*")));
+    expect_refused([&] { open(path("*.bin"), path("val_*")); },
+                   {"--val-data: '", "val_1.bin' is in --train-data too", "'train_*.bin' and 'val_*.bin'"});
+    fs::create_symlink("train_1.bin", path("linked.bin"));
+    fs::create_hard_link(path("train_1.bin"), path("also.bin"));
+    for (const char* name : {"train_1.bin", "linked.bin", "also.bin"})
+        expect_refused([&] { open(path("train_*"), path(name)); },
+                       {std::string(name) + "' is in --train-data"});
+    EXPECT_TRUE(open_data({.train_data = path("train_1.bin"),
+                           .val_data = path("train_1.bin"),
+                           .vocabulary = 256,
+                           .sequence_length = 1,
+                           .trains = false})
+                    .validation);
+}
+
 // ---- Refusals --------------------------------------------------------------------------------------------
 
 TEST_F(DataFiles, RefusesWhatCannotBeRead) {
@@ -274,6 +294,15 @@ TEST_F(DataFiles, RefusesWhatCannotBeRead) {
         fs::create_directories(path("folder"));
         fs::create_directories(path("folder.bin"));
         expect_refused(open_as("folder"), {option, "folder' is a directory", "folder/*.bin'"});
+        fs::create_directories(path("dataset"));
+        const std::string split = validation ? "val_" : "train_";
+        write("dataset/other.bin", "");
+        expect_refused(open_as("dataset"), {option, "dataset/*.bin'"});
+        write("dataset/" + split + "notes.txt", "");
+        expect_refused(open_as("dataset"), {option, "dataset/*.bin'"});
+        write("dataset/" + split + "7.bin", "");
+        expect_refused(open_as("dataset"), {option, "dataset/" + split + "*.bin'"});
+        fs::remove_all(path("dataset"));
         expect_refused(open_as("folder.bin"), {option, "folder.bin' is a directory"});
         write("empty.txt", "");
         write("empty.bin", "");
