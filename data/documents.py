@@ -3,6 +3,7 @@
 Documents are bytes, or views of a file's bytes. Text is UTF-8; invalid bytes are kept here.
 """
 
+import codecs
 import json
 import mmap
 
@@ -20,10 +21,11 @@ def to_bytes(text):
 
 
 def file_bytes(path):
-    """The whole file as one view, without reading it at once."""
+    """The whole file as one view, without reading it at once; without a byte order mark."""
     with open(path, "rb") as file:
         size = file.seek(0, 2)
-        return memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)) if size else memoryview(b"")
+        view = memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)) if size else memoryview(b"")
+    return view[len(codecs.BOM_UTF8):] if view[:len(codecs.BOM_UTF8)] == codecs.BOM_UTF8 else view
 
 
 def separated_texts(path):

@@ -11,6 +11,7 @@ GPT-2 token. At most a tenth of the N tokens are then for validation.
 """
 
 import argparse
+import codecs
 import fractions
 import math
 import os
@@ -21,7 +22,7 @@ import sys
 import common
 import documents
 from shards import checksum
-from terminal import fail
+from terminal import fail, say
 
 
 def add_options(parser):
@@ -74,6 +75,8 @@ def require_text(path):
         fail(f"cannot read {path}: {error.strerror}")
     if b"\0" in begin:
         fail(f"{path} has NUL bytes, so it is not UTF-8 text; unpack it (zcat, with - as the file) or convert it (iconv -t UTF-8)")
+    if begin.startswith(codecs.BOM_UTF8):
+        say(f"note: {path} begins with a UTF-8 byte order mark, which is skipped")
 
 
 def keep_standard_input(folder, room):

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -46,10 +47,14 @@ std::vector<std::string> matching_files(const std::string& pattern, const std::s
 
 bool is_shard(const std::string& file) { return file.ends_with(".bin"); }
 
+// Some editors write this mark at the beginning of a text; it is no part of the text.
+constexpr std::array<std::uint8_t, 3> byte_order_mark = {0xef, 0xbb, 0xbf};
+
 // A text, or token shards.
 struct Found {
     std::optional<Text> text;
     std::vector<std::string> files;
+    bool has_mark = false;  // the text without its byte order mark
 };
 
 Found find(const std::string& pattern, const std::string& option) {
@@ -63,7 +68,14 @@ Found find(const std::string& pattern, const std::string& option) {
             option, pattern, files.size(), shards);
     }
     const auto file = std::make_shared<const MappedFile>(files[0], option);
-    return {Text{files[0], file, file->bytes(), 0, file}, files};
+    const std::span<const std::uint8_t> bytes = file->bytes();
+    const bool has_mark =
+        std::ranges::equal(bytes.first(std::min(bytes.size(), byte_order_mark.size())), byte_order_mark);
+    const std::size_t begin = has_mark ? byte_order_mark.size() : 0;
+    if (begin == bytes.size())
+        user_error("{}: '{}' has only a byte order mark; give a file with text", option, files[0]);
+    return {Text{files[0], file, bytes.subspan(begin), static_cast<std::int64_t>(begin), file}, files,
+            has_mark};
 }
 
 Text embedded_stories(const std::shared_ptr<const Stories>& stories) {
@@ -151,6 +163,9 @@ std::vector<FileRecord> records_of(const Found& found, const TokenSource& source
 void take_files(Data& data, const std::string& pattern, const Found& found, std::int64_t vocabulary) {
     data.files.insert(data.files.end(), found.files.begin(), found.files.end());
     note_bytes(data, pattern, found, vocabulary);
+    if (found.has_mark)
+        data.notes.push_back(
+            fmt::format("{} begins with a UTF-8 byte order mark, which is skipped", pattern));
 }
 
 // A file may have several names, which lead to the same device and inode.

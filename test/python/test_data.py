@@ -88,6 +88,18 @@ def test_a_text_of_one_character_has_no_validation(tmp_path):
     assert manifest_of(tmp_path / "out")["tokens"] == {"train": 3, "val": 0}
 
 
+def test_a_byte_order_mark_is_no_text(tmp_path, capsys):
+    """At the beginning of a file. In a .jsonl file it is no part of the first object."""
+    mark, text = b"\xef\xbb\xbf", b"a text of some letters" * 5
+    for name, content in (("one.txt", mark + text), ("two.txt", text + mark), ("three.jsonl", mark + b'{"text": "line"}\n')):
+        (tmp_path / name).write_bytes(content)
+    files = [tmp_path / name for name in ("one.txt", "two.txt", "three.jsonl")]
+    run_here("text.py", *files, "--out", tmp_path / "out", *BYTES, "--val-fraction", 0)
+    assert bytes(tokens_of(tmp_path / "out", "train").astype(np.uint8)) == text + b"\n" + text + mark + b"\nline"
+    notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
+    assert notes == [f"note: {tmp_path}/{name} begins with a UTF-8 byte order mark, which is skipped" for name in ("one.txt", "three.jsonl")]
+
+
 def test_documents_of_gpt2(tmp_path, seed):
     folder = gpt2_bpe.require_files()
     out, path = tmp_path / "out", tmp_path / "texts.jsonl"

@@ -195,6 +195,32 @@ TEST_F(DataFiles, TextIsSplit) {
     EXPECT_EQ(data.too_short, "");
 }
 
+TEST_F(DataFiles, AByteOrderMarkIsNoText) {
+    const std::string mark = "\xef\xbb\xbf", text(100, 'x');
+    const Data data = open(write("t.txt", mark + text), write("v.txt", mark + "abc"));
+    EXPECT_EQ(read_all(*data.training, 0), std::vector<std::int32_t>(100, 'x'));
+    EXPECT_EQ(read_all(*data.validation, 0), (std::vector<std::int32_t>{'a', 'b', 'c'}));
+    const std::string skipped = " begins with a UTF-8 byte order mark, which is skipped";
+    EXPECT_EQ(data.notes, (std::vector<std::string>{path("t.txt") + skipped, path("v.txt") + skipped}));
+    const Data divided = open(path("t.txt"));
+    EXPECT_EQ(divided.training->tokens(), 90);
+    EXPECT_EQ(divided.validation->tokens(), 10);
+    // Elsewhere, and if it is not whole, it is text.
+    for (const std::string& other : {mark.substr(0, 2) + text, text + mark}) {
+        const Data whole = open(write("o.txt", other), path("v.txt"));
+        EXPECT_EQ(whole.training->tokens(), std::ssize(other));
+        EXPECT_EQ(whole.notes.size(), 1U);
+    }
+    // A position is that in the file.
+    std::vector<std::int32_t> one(1);
+    const Data small = open(path("t.txt"), path("v.txt"), 'y');
+    EXPECT_NO_THROW(small.training->read(0, 0, one));
+    expect_refused([&] { open(write("o.txt", mark + "abz"), path("v.txt"), 'y'); },
+                   {"o.txt' has byte 122 at position 5,"});
+    expect_refused([&] { open(write("m.txt", mark)); },
+                   {"m.txt' has only a byte order mark; give a file with text"});
+}
+
 TEST_F(DataFiles, TextWithValidationIsWhole) {
     const Data data = open(write("t.txt", std::string(100, 'x')), write_shard16("v.bin", {1, 2, 3}));
     EXPECT_EQ(data.training->tokens(), 100);
