@@ -88,8 +88,12 @@ Text embedded_stories(const std::shared_ptr<const Stories>& stories) {
 std::size_t training_bytes(const Text& text) { return text.bytes.size() * 9 / 10; }
 
 Text part(const Text& text, std::size_t begin, std::size_t end) {
-    return {text.name, text.owner, text.bytes.subspan(begin, end - begin),
-            text.position + static_cast<std::int64_t>(begin), text.file};
+    return {text.name,
+            text.owner,
+            text.bytes.subspan(begin, end - begin),
+            text.position + static_cast<std::int64_t>(begin),
+            text.file,
+            text.bytes};
 }
 
 // Whether token shards hold bytes, according to the manifest that the scripts in data/ write next to them.

@@ -148,7 +148,7 @@ class TextSource final : public TokenSource {
         check_range(first, out.size(), tokens(shard));
         if (text_.file) text_.file->require_whole();
         convert<std::uint8_t>(text_.bytes.data() + first, out, vocabulary_, text_.name,
-                              text_.position + first, text_.file ? text_.file->bytes() : text_.bytes);
+                              text_.position + first, text_.whole.empty() ? text_.bytes : text_.whole);
     }
 
   private:

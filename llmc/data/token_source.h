@@ -62,6 +62,7 @@ struct Text {
     std::span<const std::uint8_t> bytes;
     std::int64_t position = 0;
     std::shared_ptr<const MappedFile> file = nullptr;  // the file that holds these bytes, if any
+    std::span<const std::uint8_t> whole{};             // the whole text, if these bytes are part of one
 };
 std::unique_ptr<TokenSource> make_text_source(Text text, std::int64_t vocabulary);
 

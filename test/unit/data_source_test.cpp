@@ -216,7 +216,7 @@ TEST_F(DataFiles, AByteOrderMarkIsNoText) {
     const Data small = open(path("t.txt"), path("v.txt"), 'y');
     EXPECT_NO_THROW(small.training->read(0, 0, one));
     expect_refused([&] { open(write("o.txt", mark + "abz"), path("v.txt"), 'y'); },
-                   {"o.txt' has byte 122 at position 5,"});
+                   {"o.txt' has byte 122 at position 5,", "--vocab-size 123 or more"});
     expect_refused([&] { open(write("m.txt", mark)); },
                    {"m.txt' has only a byte order mark; give a file with text"});
 }
