@@ -35,7 +35,7 @@ from download import Downloader, recorded_checksum  # noqa: E402
 from terminal import Parser, fail, plain_endings, progress, say  # noqa: E402
 
 
-USUAL_BPE = bpe_files.FOLDER
+DEFAULT_BPE = bpe_files.FOLDER
 
 
 @dataclasses.dataclass
@@ -177,7 +177,7 @@ def choose_tokenizer(arguments):
         return "bytes", None
     remedy = "give another server with --bpe-mirror URL, or your own encoder.json and vocab.bpe with --bpe-dir DIR"
     own = Downloader(arguments.bpe_mirror, arguments.tries, arguments.pause, remedy)
-    folder = arguments.bpe_dir or USUAL_BPE
+    folder = arguments.bpe_dir or DEFAULT_BPE
     return encode.prepare_gpt2(folder, None if arguments.bpe_dir else own, arguments.encoder), folder
 
 
@@ -263,7 +263,7 @@ class Writing:
         say(f"{folder}: {tokens['train']:,} tokens to train on, {tokens['val']:,} to validate on")
         model = "gpt2" if self.tokenizer.name == "gpt2" else "mini"
         validation = f" --val-data {shell_pattern(folder, 'val')}" if tokens["val"] else ""
-        bpe = f" --bpe-dir {shlex.quote(str(in_root(self.bpe_folder)))}" if self.bpe_folder not in (None, USUAL_BPE) else ""
+        bpe = f" --bpe-dir {shlex.quote(str(in_root(self.bpe_folder)))}" if self.bpe_folder not in (None, DEFAULT_BPE) else ""
         say(f"train with: ./train_gpt --model {model} --train-data {shell_pattern(folder, 'train')}{validation}{bpe}")
 
     def shard_of(self, stream, count):

@@ -94,8 +94,8 @@ def set_limits(axes, curves, references, late=False):
     values += heights
     low, high = (min(values), max(values)) if values else (0, 1)
     if len(heights) > 1:
-        usual = max([sorted(heights)[(len(heights) - 1) // 2], *begins])
-        high = min(high, low + 1.25 * (usual - low))
+        typical = max([sorted(heights)[(len(heights) - 1) // 2], *begins])
+        high = min(high, low + 1.25 * (typical - low))
     if late and heights:
         longest = max(len(curve.losses) for curve in curves)
         long_ones = [finite(curve.losses) for curve in curves if len(curve.losses) >= longest / 20]

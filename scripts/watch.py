@@ -67,10 +67,10 @@ class State:
         if len(times) > 1 and times[-1] > times[0]:
             # A run that was stopped and resumed in between has a gap there.
             gaps = sorted(after - before for before, after in zip(times, times[1:]))
-            usual = gaps[len(gaps) // 2]
-            if gaps[-1] <= 100 * usual + 60:
+            median = gaps[len(gaps) // 2]
+            if gaps[-1] <= 100 * median + 60:
                 return (times[-1] - times[0]) / (len(times) - 1)
-            return usual
+            return median
         value = mean(self.run["step_ms"][-RECENT:])
         return value / 1e3 if math.isfinite(value) else None
 

@@ -46,8 +46,8 @@ def main():
         line = f"{ranks:10} | {median_ms(overlapped):10.1f} {waiting:>21} | "
         if ranks > 1:
             not_overlapped = steps[ranks, False]
-            all_of_it = f"{communication_ms(not_overlapped):.1f} ms {communication_ms(not_overlapped) / median_ms(not_overlapped):6.1%}"
-            line += (f"{median_ms(not_overlapped):10.1f} {all_of_it:>21} | "
+            whole_communication = f"{communication_ms(not_overlapped):.1f} ms {communication_ms(not_overlapped) / median_ms(not_overlapped):6.1%}"
+            line += (f"{median_ms(not_overlapped):10.1f} {whole_communication:>21} | "
                      f"{median_ms(not_overlapped) - median_ms(overlapped):7.1f} ms {1 - median_ms(overlapped) / median_ms(not_overlapped):6.1%}")
         else:
             line += f"{'':32} |"

@@ -72,8 +72,8 @@ void run(int threads, const Options& options, HostCommunicator& world) {
                                    .recompute = options.recomputation(),
                                    .global_batch_tokens = *options.global_batch_tokens,
                                    .micro_batch_sequences = options.micro_batch_size.value_or(0),
-                                   .usual_micro_batch_tokens = device->usual_tokens(),
-                                   .logits_bytes = device->usual_logits_bytes()},
+                                   .default_micro_batch_tokens = device->default_micro_batch_tokens(),
+                                   .logits_bytes = device->default_logits_bytes()},
                                   device->ops(), HostCommunicator::staging_bytes(1));
     const Data data = open_data({.train_data = options.train_data,
                                  .val_data = options.val_data,

@@ -21,8 +21,8 @@ class DeviceWithOps : public Device {
     std::string note(DType dtype) const override { return device_.note(dtype); }
     std::optional<double> peak_flops(DType dtype) const override { return device_.peak_flops(dtype); }
     std::size_t available_memory() const override { return device_.available_memory(); }
-    std::int64_t usual_tokens() const override { return device_.usual_tokens(); }
-    std::int64_t usual_logits_bytes() const override { return device_.usual_logits_bytes(); }
+    std::int64_t default_micro_batch_tokens() const override { return device_.default_micro_batch_tokens(); }
+    std::int64_t default_logits_bytes() const override { return device_.default_logits_bytes(); }
     std::byte* allocate(std::size_t bytes, std::string_view arena) override {
         return device_.allocate(bytes, arena);
     }

@@ -105,10 +105,10 @@ def experiment(extent, folder):
     return Experiment(programs.emptied(folder), extent.sizes(), extent.batch, SEED)
 
 
-def within(losses, others, bound, of_whom):
+def within(losses, others, bound, reference):
     require(len(losses) == len(others), f"{len(losses)} steps, not {len(others)}")
     error = max(abs(a - b) for a, b in zip(losses, others))
-    detail = f"losses within {error:.1e} of {of_whom}, {bound:.1e} allowed"
+    detail = f"losses within {error:.1e} of {reference}, {bound:.1e} allowed"
     require(error <= bound, detail)
     return {"detail": detail, "error": error, "bound": bound}
 

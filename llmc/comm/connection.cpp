@@ -37,14 +37,14 @@ bool Connection::move() {
 bool Connection::send_first() {
     Parcel& parcel = *to_send_.front();
     const Header header{parcel.tag, 0, parcel.bytes};
-    const std::size_t of_header = std::min(parcel.moved, sizeof header);
-    const std::size_t of_body = parcel.moved - of_header;
+    const std::size_t header_sent = std::min(parcel.moved, sizeof header);
+    const std::size_t body_sent = parcel.moved - header_sent;
     std::array<iovec, 2> parts{};
     // (sendmsg only reads, but iovec has no const pointer.)
-    parts[0].iov_base = const_cast<std::byte*>(bytes_of(header).data()) + of_header;
-    parts[0].iov_len = sizeof header - of_header;
-    parts[1].iov_base = const_cast<std::byte*>(parcel.source) + of_body;
-    parts[1].iov_len = parcel.bytes - of_body;
+    parts[0].iov_base = const_cast<std::byte*>(bytes_of(header).data()) + header_sent;
+    parts[0].iov_len = sizeof header - header_sent;
+    parts[1].iov_base = const_cast<std::byte*>(parcel.source) + body_sent;
+    parts[1].iov_len = parcel.bytes - body_sent;
     msghdr message{};
     message.msg_iov = parts.data();
     message.msg_iovlen = parts.size();

@@ -37,8 +37,8 @@ bool HelloListener::listen_to(Stranger& stranger) {
     const Moved part = receive_some(stranger.socket, whole.subspan(stranger.heard));
     stranger.heard += part.bytes;
     if (part.closed && stranger.heard < whole.size()) return false;
-    const std::size_t of_mark = std::min(stranger.heard, sizeof(Mark));
-    return std::memcmp(&stranger.hello, &hello_mark, of_mark) == 0;
+    const std::size_t mark_bytes = std::min(stranger.heard, sizeof(Mark));
+    return std::memcmp(&stranger.hello, &hello_mark, mark_bytes) == 0;
 }
 
 }  // namespace llmc::rendezvous

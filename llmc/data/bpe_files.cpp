@@ -134,16 +134,16 @@ std::string advice_for_bpe(std::int64_t vocabulary) {
     return fmt::format(
         "run `python data/bpe_files.py`, which makes GPT-2's {} and {} in {}, or give their directory with "
         "--bpe-dir",
-        bpe_ids_file, bpe_merges_file, usual_bpe_directory);
+        bpe_ids_file, bpe_merges_file, default_bpe_directory);
 }
 
 std::optional<BytePairEncoder> find_bpe(const std::string& directory, std::int64_t vocabulary) {
     if (directory.empty()) {
         std::error_code ignored;
-        const bool usual = vocabulary == gpt2_vocabulary &&
-                           fs::exists(fs::path(usual_bpe_directory) / bpe_ids_file, ignored);
-        if (!usual) return std::nullopt;
-        return naming_option("--bpe-dir", [] { return read_bpe(usual_bpe_directory); });
+        const bool has_default = vocabulary == gpt2_vocabulary &&
+                                 fs::exists(fs::path(default_bpe_directory) / bpe_ids_file, ignored);
+        if (!has_default) return std::nullopt;
+        return naming_option("--bpe-dir", [] { return read_bpe(default_bpe_directory); });
     }
     BytePairEncoder bpe = naming_option("--bpe-dir", [&] { return read_bpe(directory); });
     if (bpe.vocabulary() != vocabulary) {

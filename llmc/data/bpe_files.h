@@ -20,7 +20,7 @@ inline constexpr const char* bpe_merges_file = "vocab.bpe";
 BytePairEncoder read_bpe(const std::filesystem::path& directory);
 
 // The folder to read if the user gives none.
-inline constexpr const char* usual_bpe_directory = "data/gpt2_bpe";
+inline constexpr const char* default_bpe_directory = "data/gpt2_bpe";
 
 // How to get an encoding of so many tokens, for messages: "run `...`, which makes ..., or give ... --bpe-dir".
 std::string advice_for_bpe(std::int64_t vocabulary = gpt2_vocabulary);

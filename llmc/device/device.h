@@ -92,10 +92,10 @@ class Device {
     virtual std::optional<double> peak_flops(DType dtype) const = 0;
 
     // The number of tokens in a micro-batch that keeps the device fully busy.
-    virtual std::int64_t usual_tokens() const = 0;
+    virtual std::int64_t default_micro_batch_tokens() const = 0;
     // The bytes of logits to compute at a time. Fewer bytes mean more parts, and the products of each part
     // read and write the whole gradient of the embedding.
-    virtual std::int64_t usual_logits_bytes() const = 0;
+    virtual std::int64_t default_logits_bytes() const = 0;
 
     // Allocates zeroed memory, aligned to buffer_alignment. If there is too little memory, throws a UserError
     // that names the arena and the bytes.
@@ -133,8 +133,8 @@ class Device {
     // Bytes of device memory that all processes use now; 0 if unknown.
     virtual std::size_t memory_taken() const { return 0; }
     // For the header that a run prints: the memory used outside the arenas ("CUDA's context 0.5 GiB"),
-    // including the `of_communicator` bytes. Empty if there is none.
-    virtual std::string memory_beside_arenas(std::size_t /*of_communicator*/) const { return {}; }
+    // including the `communicator_bytes` bytes. Empty if there is none.
+    virtual std::string memory_beside_arenas(std::size_t /*communicator_bytes*/) const { return {}; }
 };
 
 // If `threads` is 0, the number is OMP_NUM_THREADS. If that is not set, it is the number of cores that this

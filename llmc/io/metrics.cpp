@@ -164,7 +164,7 @@ MetricsWriter::MetricsWriter(std::filesystem::path path, const Json& run, std::i
     const bool goes_on = done > 0 && regular && std::filesystem::exists(path_, ignored);
     Kept earlier = goes_on ? lines_until(read_file(path_), done, run) : Kept{};
     std::string& lines = earlier.lines;
-    const bool of_another = regular && lines.empty() && holds_steps(path_);
+    const bool belongs_to_another_run = regular && lines.empty() && holds_steps(path_);
     // A resumed run may have another mesh or more steps. It then writes a new `run` line at that point.
     if (lines.empty() || earlier.run != run) lines += Json{{"run", run}}.dump() + "\n";
     earlier_ = std::move(earlier.validations);
@@ -173,11 +173,11 @@ MetricsWriter::MetricsWriter(std::filesystem::path path, const Json& run, std::i
     lacks_hellaswag_ = has_last && earlier.last_hellaswag != done;
     // A crash or a full disk at this point must not lose lines of an earlier run, so the file is replaced as
     // a whole.
-    if (of_another) moved_to_ = kept_as(path_);
+    if (belongs_to_another_run) moved_to_ = kept_as(path_);
     try {
         if (regular) replace_file(path_, lines);
     } catch (const UserError&) {
-        if (of_another) std::filesystem::remove(moved_to_, ignored);
+        if (belongs_to_another_run) std::filesystem::remove(moved_to_, ignored);
         throw;
     }
     open();

@@ -45,8 +45,8 @@ void MeshGroups::tie_stages(const Mesh& mesh, std::span<const StagePart> parts) 
     std::map<std::vector<bool>, std::shared_ptr<Communicator>> groups;  // by the stages that are in them
     std::set<int> tied;  // in the same order on all ranks, which make the communicators together
     for (const StagePart& part : parts) {
-        for (const auto& [unit, of_stage] : part.units) {
-            if (of_stage.stages > 1) tied.insert(unit);
+        for (const auto& [unit, unit_place] : part.units) {
+            if (unit_place.stages > 1) tied.insert(unit);
         }
     }
     for (const int unit : tied) {

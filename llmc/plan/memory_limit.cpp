@@ -57,10 +57,10 @@ constexpr std::string_view micro_batch_option = "micro-batch-size";
 // The option to blame for a run that is too large: the one that exceeds the largest named model by the
 // largest factor. Empty if none exceeds it.
 std::optional<ModelSize> largest_size(const RunSpec& spec) {
-    constexpr std::int64_t usual_micro_batch = 16;
+    constexpr std::int64_t typical_micro_batch = 16;
     std::vector<ModelSize> sizes = spec.model.sizes;
     sizes.push_back(
-        {micro_batch_option, std::max<std::int64_t>(1, spec.micro_batch_sequences), usual_micro_batch});
+        {micro_batch_option, std::max<std::int64_t>(1, spec.micro_batch_sequences), typical_micro_batch});
     const ModelSize& size = *std::ranges::max_element(sizes, {}, &ModelSize::times);
     return size.times() > 1 ? std::optional(size) : std::nullopt;
 }
@@ -196,7 +196,7 @@ bool would_fit(const RunSpec& spec, const MakePlan& make_plan, std::int64_t micr
 
 // The first ZeRO stage beyond the given one at which the run would fit.
 std::optional<int> stage_that_fits(RunSpec spec, const MakePlan& make_plan, std::int64_t micro_batch) {
-    while (const auto next = spec.mesh.sharding.next_stage(spec.usual_reduction)) {
+    while (const auto next = spec.mesh.sharding.next_stage(spec.default_reduction)) {
         spec.mesh.sharding = *next;
         if (would_fit(spec, make_plan, micro_batch)) return next->stage;
     }

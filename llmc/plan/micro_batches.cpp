@@ -76,7 +76,7 @@ std::int64_t choose_micro_batch(const RunSpec& spec) {
     }
     if (given == 0) {
         return best_micro_batch(
-            spec, std::max<std::int64_t>(1, spec.usual_micro_batch_tokens / spec.model.sequence_length));
+            spec, std::max<std::int64_t>(1, spec.default_micro_batch_tokens / spec.model.sequence_length));
     }
     if (sequences % given != 0) {
         user_error(

@@ -154,13 +154,14 @@ std::optional<RunPlan> plan_of_messages(const RunSpec& spec, std::int64_t counte
                 const auto sent = [&](const RunPlan& of) {
                     return static_cast<long double>(of.stages[stage].sent.*kind);
                 };
-                const long double few_of_both = sent(*plan), of_turn = sent(*layers_1) - few_of_both,
-                                  of_group = sent(*groups_1) - few_of_both,
-                                  of_both = sent(*both) - sent(*layers_1) - of_group;
+                const long double base = sent(*plan), per_turn = sent(*layers_1) - base,
+                                  per_group = sent(*groups_1) - base,
+                                  per_turn_and_group = sent(*both) - sent(*layers_1) - per_group;
                 // Sizes may be absurd. The limit leaves room for the sum of these numbers, which is shown
                 // too.
                 plan->stages[stage].sent.*kind = static_cast<std::uint64_t>(std::min(
-                    0x1p60L, few_of_both + turns * of_turn + groups * of_group + turns * groups * of_both));
+                    0x1p60L,
+                    base + turns * per_turn + groups * per_group + turns * groups * per_turn_and_group));
             }
         }
         return plan;

@@ -40,7 +40,7 @@ struct RunSpec {
     DType gradient_dtype = DType::fp32;  // fp32, or the same as `dtype`
     Mesh mesh;
     // Whether --reduce-every has its default, which depends on the ZeRO stage.
-    bool usual_reduction = true;
+    bool default_reduction = true;
     PipelineSchedule pipeline_schedule = PipelineSchedule::one_f_one_b;
     int virtual_stages = 1;  // chunks per pipeline stage
     // Whether layers are divided among the stages as in a model of very many (pipeline_partition.h).
@@ -50,8 +50,8 @@ struct RunSpec {
     Recompute recompute{};
     bool trains = true;  // otherwise no memory for gradients and moments, and no training steps
     std::int64_t global_batch_tokens = 0;
-    std::int64_t micro_batch_sequences = 0;        // 0: the plan chooses
-    std::int64_t usual_micro_batch_tokens = 2048;  // the most tokens of a micro-batch that the plan chooses
+    std::int64_t micro_batch_sequences = 0;          // 0: the plan chooses
+    std::int64_t default_micro_batch_tokens = 2048;  // the most tokens of a micro-batch that the plan chooses
     std::int64_t logits_bytes = 128 << 20;  // the most bytes of logits in memory at once; one row always fits
     MachineMemory machine{};
     // Whether a run that does not fit the machine gets a plan all the same (RunPlan::lack).

@@ -123,7 +123,7 @@ std::vector<PassTimes> typical_times(const PipelineSpec& spec,
                     measured(Pass{kind, chunk, micro_batch}, passes);
             }
         };
-        const auto usual = [&](PassKind kind, const auto& length) {
+        const auto typical_length = [&](PassKind kind, const auto& length) {
             std::vector<double> all;
             all_of(kind, [&](const Pass& pass, const std::vector<MeasuredPass>& passes) {
                 all.push_back(length(passes[spec.index_of(pass)]));
@@ -145,11 +145,11 @@ std::vector<PassTimes> typical_times(const PipelineSpec& spec,
             });
         }
         times.push_back(
-            {.forward = usual(PassKind::forward, whole),
-             .backward_input = usual(back, whole),
-             .backward_weight = spec.splits_backward() ? usual(PassKind::backward_weight, whole) : 0,
+            {.forward = typical_length(PassKind::forward, whole),
+             .backward_input = typical_length(back, whole),
+             .backward_weight = spec.splits_backward() ? typical_length(PassKind::backward_weight, whole) : 0,
              .communication = typical(sent.empty() ? sent_before : sent),
-             .backward_prepared = usual(back, prepared)});
+             .backward_prepared = typical_length(back, prepared)});
     }
     return times;
 }
@@ -219,8 +219,8 @@ Timeline replayed_timeline(const PipelineSpec& spec, std::span<const MeasuredPas
     });
 }
 
-std::vector<PassTimes> usual_times(const PipelineSpec& spec,
-                                   std::span<const std::vector<MeasuredPass>> steps) {
+std::vector<PassTimes> typical_times(const PipelineSpec& spec,
+                                     std::span<const std::vector<MeasuredPass>> steps) {
     return typical_times(spec, steps, median);
 }
 

@@ -40,8 +40,8 @@ Timeline replayed_timeline(const PipelineSpec& spec, std::span<const MeasuredPas
 // The usual times of each chunk's passes: the median over micro-batches and steps. If backward passes are not
 // split, `backward_input` has their whole time. `communication` is the time of the chunk's transfers, in
 // either direction.
-std::vector<PassTimes> usual_times(const PipelineSpec& spec,
-                                   std::span<const std::vector<MeasuredPass>> steps);
+std::vector<PassTimes> typical_times(const PipelineSpec& spec,
+                                     std::span<const std::vector<MeasuredPass>> steps);
 
 // The simulated time of a step as a share of its measured time. Each pass takes the mean time of its chunk
 // and kind in that step. Means are used because they keep the sum of consecutive passes; medians do not. A

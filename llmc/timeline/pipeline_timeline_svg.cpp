@@ -18,7 +18,7 @@ constexpr double left = 84, right = 140, top = 92, bottom = 76;
 constexpr double row_height = 30, row_distance = 37;
 constexpr double narrowest = 760, widest = 2600;  // limits of the axis's width
 // Within these limits, the axis is so wide that an average pass has this width.
-constexpr double usual_pass = 24;
+constexpr double typical_pass_width = 24;
 constexpr double digit = 6.8;         // width of a digit at 11 pixels
 constexpr double title_letter = 8.8;  // mean width of a letter of the title, at 17 pixels
 
@@ -125,9 +125,9 @@ class Picture {
         const auto passes = static_cast<double>(timeline.spans.size());
         double work = 0;
         for (int stage = 0; stage < timeline.stages; ++stage) work += timeline.work(stage);
-        const double wanted = work > 0 ? total_ / (work / passes) * usual_pass : 0;
-        const double of_title = 24 + static_cast<double>(title.size()) * title_letter - left;
-        width_ = std::clamp(std::max(wanted, of_title), narrowest, widest);
+        const double wanted = work > 0 ? total_ / (work / passes) * typical_pass_width : 0;
+        const double title_width = 24 + static_cast<double>(title.size()) * title_letter - left;
+        width_ = std::clamp(std::max(wanted, title_width), narrowest, widest);
         floor_ = top + timeline.stages * row_distance;
     }
 
@@ -180,9 +180,9 @@ class Picture {
     }
 
     void draw_axis() {
-        constexpr double usual_distance = 90;
+        constexpr double mark_distance = 90;
         if (total_ <= 0) return;
-        const double step = round_number(total_ * usual_distance / width_);
+        const double step = round_number(total_ * mark_distance / width_);
         const auto [unit, name] = unit_of(total_);
         for (int i = 0; i * step <= total_ * (1 + 1e-9); ++i) {
             const double x = x_at(i * step);

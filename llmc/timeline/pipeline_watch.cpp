@@ -118,7 +118,7 @@ std::optional<MeasuredPipeline> PipelineWatch::gather() {
                             .passes = steps[typical],
                             .timeline = std::move(timelines[typical]),
                             .steps = static_cast<int>(steps.size()),
-                            .times = usual_times(plan_.pipeline, steps),
+                            .times = typical_times(plan_.pipeline, steps),
                             .explained = explained[(explained.size() - 1) / 2],
                             .clock_error = clock_error_};
 }

@@ -22,15 +22,15 @@ using Choices = std::map<std::string, std::map<std::string, std::string>>;
 Choices parse(std::string_view text) {
     Choices choices;
     std::istringstream lines{std::string(text)};
-    std::map<std::string, std::string>* of_kind = nullptr;
+    std::map<std::string, std::string>* choices_of_kind = nullptr;
     for (std::string line; std::getline(lines, line);) {
         const std::size_t colon = line.find(':');
         if (line.empty()) {
-            of_kind = nullptr;
-        } else if (!of_kind) {
-            of_kind = &choices[line];
+            choices_of_kind = nullptr;
+        } else if (!choices_of_kind) {
+            choices_of_kind = &choices[line];
         } else if (colon != std::string::npos) {
-            (*of_kind)[line.substr(0, colon)] = line.substr(colon);
+            (*choices_of_kind)[line.substr(0, colon)] = line.substr(colon);
         }
     }
     return choices;
@@ -38,10 +38,10 @@ Choices parse(std::string_view text) {
 
 std::string to_text(const Choices& choices) {
     std::string text;
-    for (const auto& [kind, of_kind] : choices) {
-        if (of_kind.empty()) continue;
+    for (const auto& [kind, choices_of_kind] : choices) {
+        if (choices_of_kind.empty()) continue;
         text += (text.empty() ? "" : "\n") + kind + "\n";
-        for (const auto& [what, choice] : of_kind) text += what + choice + "\n";
+        for (const auto& [what, choice] : choices_of_kind) text += what + choice + "\n";
     }
     return text;
 }
@@ -72,16 +72,16 @@ fs::path algorithms_cache() {
 
 std::string merged_choices(std::string_view first, std::string_view second) {
     Choices merged = parse(first);
-    for (const auto& [kind, of_kind] : parse(second)) {
-        for (const auto& [what, choice] : of_kind) merged[kind][what] = choice;
+    for (const auto& [kind, choices_of_kind] : parse(second)) {
+        for (const auto& [what, choice] : choices_of_kind) merged[kind][what] = choice;
     }
     return to_text(merged);
 }
 
 std::string added_choices(std::string_view first, std::string_view second) {
     Choices before = parse(first), added;
-    for (const auto& [kind, of_kind] : parse(second)) {
-        for (const auto& [what, choice] : of_kind) {
+    for (const auto& [kind, choices_of_kind] : parse(second)) {
+        for (const auto& [what, choice] : choices_of_kind) {
             if (before[kind][what] != choice) added[kind][what] = choice;
         }
     }
@@ -90,7 +90,7 @@ std::string added_choices(std::string_view first, std::string_view second) {
 
 std::int64_t number_of_choices(std::string_view text) {
     std::size_t number = 0;
-    for (const auto& [kind, of_kind] : parse(text)) number += of_kind.size();
+    for (const auto& [kind, choices_of_kind] : parse(text)) number += choices_of_kind.size();
     return static_cast<std::int64_t>(number);
 }
 

@@ -283,13 +283,13 @@ std::vector<TensorShare> gather(const std::vector<NamedShare>& shares, Communica
 std::vector<int> odd_ones(const std::vector<int>& ranks, const std::vector<std::uint64_t>& hashes) {
     std::map<std::uint64_t, int> counts;
     for (const std::uint64_t hash : hashes) ++counts[hash];
-    std::uint64_t usual = hashes.front();
+    std::uint64_t most_common = hashes.front();
     for (const auto& [hash, count] : counts) {
-        if (count > counts[usual]) usual = hash;
+        if (count > counts[most_common]) most_common = hash;
     }
     std::vector<int> odd;
     for (std::size_t i = 0; i < ranks.size(); ++i) {
-        if (hashes[i] != usual) odd.push_back(ranks[i]);
+        if (hashes[i] != most_common) odd.push_back(ranks[i]);
     }
     return odd;
 }

@@ -114,9 +114,10 @@ void settle_generation(Options& options) {
         options.resume = checkpoint->directory.string();
         // A configuration file may be another run's: the checkpoint's model and switches have precedence.
         std::erase_if(options.lines, [&](const auto& line) {
-            const auto found = options.of_model.find(line.first);
-            auto* is_on =
-                found == options.of_model.end() ? nullptr : std::get_if<std::optional<bool>>(&found->second);
+            const auto found = options.model_options.find(line.first);
+            auto* is_on = found == options.model_options.end()
+                              ? nullptr
+                              : std::get_if<std::optional<bool>>(&found->second);
             if (is_on) is_on->reset();
             return line.first == "model" || is_on;
         });

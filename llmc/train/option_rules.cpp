@@ -20,7 +20,7 @@ namespace llmc {
 
 namespace {
 
-constexpr std::int64_t usual_batch = 24;  // sequences
+constexpr std::int64_t default_batch = 24;  // sequences
 
 Sharding asked_sharding(const Options& o) { return {.stage = static_cast<int>(o.zero_stage)}; }
 
@@ -46,28 +46,28 @@ std::vector<DependentSetting> dependent_settings() {
     const auto shares_layers = [](const Options& o) { return o.tensor_parallel > 1; };
     const auto recomputes = [](const Options& o) { return o.recompute != "none"; };
     const auto evaluates = [](const Options& o) { return !o.eval_hellaswag.empty(); };
-    constexpr std::string_view of_evaluation = "needs --eval-hellaswag";
-    constexpr std::string_view of_gathering = "needs --zero-stage 3, which gathers parameters";
-    constexpr std::string_view of_pipelines = "needs --pipeline-parallel 2 or more";
+    constexpr std::string_view needs_evaluation = "needs --eval-hellaswag";
+    constexpr std::string_view needs_gathering = "needs --zero-stage 3, which gathers parameters";
+    constexpr std::string_view needs_stages = "needs --pipeline-parallel 2 or more";
     return {
         dependent("zero-shard-size", &Options::zero_shard_size, "zero-stage", "zero-shard-size",
                   "needs --zero-stage 1, 2 or 3", shards),
-        dependent("prefetch-units", &Options::prefetch_units, "zero-stage", "prefetch-units", of_gathering,
+        dependent("prefetch-units", &Options::prefetch_units, "zero-stage", "prefetch-units", needs_gathering,
                   gathers),
         dependent("reshard-after-forward", &Options::reshard_after_forward, "zero-stage",
-                  "reshard-after-forward=false", of_gathering, gathers),
+                  "reshard-after-forward=false", needs_gathering, gathers),
         dependent("pipeline-schedule", &Options::pipeline_schedule, "pipeline-parallel", "pipeline-schedule",
-                  of_pipelines, is_pipeline),
+                  needs_stages, is_pipeline),
         dependent("virtual-stages", &Options::virtual_stages, "pipeline-parallel", "virtual-stages",
-                  of_pipelines, is_pipeline),
+                  needs_stages, is_pipeline),
         dependent("pipeline-layers", &Options::pipeline_layers, "pipeline-parallel", "pipeline-layers",
-                  of_pipelines, is_pipeline),
+                  needs_stages, is_pipeline),
         dependent("sequence-parallel", &Options::sequence_parallel, "tensor-parallel", "sequence-parallel",
                   "needs --tensor-parallel 2 or more", shares_layers),
-        dependent("eval-every", &Options::eval_every, "eval-hellaswag", "eval-every", of_evaluation,
+        dependent("eval-every", &Options::eval_every, "eval-hellaswag", "eval-every", needs_evaluation,
                   evaluates),
-        dependent("eval-examples", &Options::eval_examples, "eval-hellaswag", "eval-examples", of_evaluation,
-                  evaluates),
+        dependent("eval-examples", &Options::eval_examples, "eval-hellaswag", "eval-examples",
+                  needs_evaluation, evaluates),
         dependent("recompute-every", &Options::recompute_every, "recompute", "recompute-every",
                   "needs --recompute selective or block", recomputes),
     };
@@ -87,13 +87,13 @@ ModelOptions unset_model_options() {
 
 // Takes missing values from the named model, and derives the other defaults from them.
 void resolve(Options& o) {
-    const ModelChoices of_model = choices_of(o.model);
-    for (auto& [name, option] : o.of_model) {
-        const auto usual = of_model.values.find(name);
+    const ModelChoices defaults = choices_of(o.model);
+    for (auto& [name, option] : o.model_options) {
+        const auto found = defaults.values.find(name);
         std::visit(
             [&]<class T>(std::optional<T>& value) {
-                if (usual != of_model.values.end()) {
-                    value = value.value_or(std::get<T>(usual->second));
+                if (found != defaults.values.end()) {
+                    value = value.value_or(std::get<T>(found->second));
                 } else if (value) {
                     user_error("--{} is not an option of --model {}; leave it out", name, o.model);
                 }
@@ -104,10 +104,10 @@ void resolve(Options& o) {
     // later.
     constexpr std::int64_t longest = std::int64_t{1} << 40;
     o.global_batch_tokens =
-        o.global_batch_tokens.value_or(usual_batch * std::min(o.sequence_length(), longest));
+        o.global_batch_tokens.value_or(default_batch * std::min(o.sequence_length(), longest));
     o.learning_rate = o.learning_rate.value_or(named_model(o.model).learning_rate);
-    constexpr std::int64_t usual_warmup = 100;
-    const std::int64_t warmup = o.steps > 0 ? std::min(usual_warmup, o.steps / 10) : usual_warmup;
+    constexpr std::int64_t default_warmup = 100;
+    const std::int64_t warmup = o.steps > 0 ? std::min(default_warmup, o.steps / 10) : default_warmup;
     o.warmup_steps = o.warmup_steps.value_or(o.schedule_kind() == ScheduleKind::constant ? 0 : warmup);
 }
 
@@ -198,7 +198,7 @@ int Options::processes_of_plan(int started) const {
 ModelChoices Options::choices_of_model() const {
     ModelChoices choices = choices_of(model);
     for (auto& [name, choice] : choices.values)
-        std::visit([&](const auto& value) { choice = value.value(); }, of_model.find(name)->second);
+        std::visit([&](const auto& value) { choice = value.value(); }, model_options.find(name)->second);
     return choices;
 }
 
@@ -239,8 +239,8 @@ PipelineSchedule Options::kind_of_pipeline_schedule() const {
 }
 
 int Options::chunks_of_stage() const {
-    const int usual = kind_of_pipeline_schedule() == PipelineSchedule::interleaved ? 2 : 1;
-    return static_cast<int>(virtual_stages.value_or(usual));
+    const int default_chunks = kind_of_pipeline_schedule() == PipelineSchedule::interleaved ? 2 : 1;
+    return static_cast<int>(virtual_stages.value_or(default_chunks));
 }
 
 namespace {
@@ -270,8 +270,9 @@ Sharding sharding_of(const Options& o, int processes) {
         sharding.prefetch_units = static_cast<int>(o.prefetch_units.value_or(1));
         sharding.reshards_after_forward = o.reshard_after_forward;
     }
-    sharding.reduces_each_micro_batch = o.reduce_every.empty() ? sharding.usually_reduces_each_micro_batch()
-                                                               : o.reduce_every == each_micro_batch;
+    sharding.reduces_each_micro_batch = o.reduce_every.empty()
+                                            ? sharding.reduces_each_micro_batch_by_default()
+                                            : o.reduce_every == each_micro_batch;
     return sharding;
 }
 
@@ -315,31 +316,31 @@ bool has_shared_units(const Model& model) {
 }  // namespace
 
 void settle_batch(Options& o, int processes) {
-    const std::int64_t of_replica = o.pipeline_parallel * o.tensor_parallel;
-    if (o.generate || processes % of_replica != 0 || o.sequence_length() < 1) return;
-    const std::int64_t usual = *o.global_batch_tokens / o.sequence_length();
+    const std::int64_t replica_size = o.pipeline_parallel * o.tensor_parallel;
+    if (o.generate || processes % replica_size != 0 || o.sequence_length() < 1) return;
+    const std::int64_t sequences = *o.global_batch_tokens / o.sequence_length();
     // The interleaved schedule needs a multiple of the stages.
     const std::int64_t stages = o.chunks_of_stage() > 1 ? o.pipeline_parallel : 1;
     const auto group_of = [&](std::int64_t micro_batch) {
-        return saturated_product(processes / of_replica * stages, micro_batch);
+        return saturated_product(processes / replica_size * stages, micro_batch);
     };
     // The micro-batch of a run that goes on here may not fit this mesh.
     const bool was_elsewhere = o.inherited.contains("micro-batch-size") && o.micro_batch_size.value_or(0) > 0;
-    if (was_elsewhere && usual % group_of(*o.micro_batch_size) != 0) o.micro_batch_size.reset();
+    if (was_elsewhere && sequences % group_of(*o.micro_batch_size) != 0) o.micro_batch_size.reset();
     if (o.was_chosen("global-batch-tokens")) return;
     const std::int64_t group = group_of(o.micro_batch_size.value_or(1));
     // The batch of a run that goes on here may have grown for another mesh.
-    const std::int64_t base = usual % group == 0 ? usual : usual_batch;
+    const std::int64_t base = sequences % group == 0 ? sequences : default_batch;
     const std::int64_t batch = base / group * group + (base % group == 0 ? 0 : group);
     const std::int64_t tokens = saturated_product(batch, o.sequence_length());
     // Larger batches are refused later, by the size that makes them so large.
     constexpr std::int64_t most = std::int64_t{1} << 40;
-    if (batch == usual || tokens > most) return;
+    if (batch == sequences || tokens > most) return;
     o.global_batch_tokens = tokens;
     o.notes.push_back(
         fmt::format("--global-batch-tokens is {} ({} sequences instead of {}), which the processes "
                     "share evenly",
-                    *o.global_batch_tokens, batch, usual));
+                    *o.global_batch_tokens, batch, sequences));
 }
 
 void settle_mesh(Options& o, const Mesh& mesh) {
@@ -381,15 +382,15 @@ void settle_device(Options& o, DeviceKind device) {
         if (o.inherited.contains("attention")) o.attention = Options().attention;
         if (o.inherited.contains("tf32")) o.tf32 = Options().tf32;
     }
-    const auto of_gpus = [&](bool given, const char* option) {
+    const auto require_gpu = [&](bool given, const char* option) {
         if (given && !cuda)
             user_error("{} needs a GPU, but this run computes on the CPU; leave it out, or try --device cuda",
                        option);
     };
-    of_gpus(o.attention == "cudnn", "--attention cudnn");
-    of_gpus(o.tf32, "--tf32");
-    of_gpus(o.cuda_sync, "--cuda-sync");
-    of_gpus(o.share_gpu, "--share-gpu");
+    require_gpu(o.attention == "cudnn", "--attention cudnn");
+    require_gpu(o.tf32, "--tf32");
+    require_gpu(o.cuda_sync, "--cuda-sync");
+    require_gpu(o.share_gpu, "--share-gpu");
     if (o.attention == "cudnn" && o.dtype != "bf16")
         user_error("--attention cudnn needs --dtype bf16, but --dtype is {}; try --attention flash", o.dtype);
     if (o.tf32 && o.dtype != "fp32")

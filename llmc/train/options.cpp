@@ -132,7 +132,7 @@ void apply_config(CLI::App& app, Options& options, std::span<const RemovedOption
                                        : is_switch<Value> ? ConfigType::boolean
                                                           : ConfigType::number;
                      });
-    const std::vector<FamilyOption> of_families = family_options();
+    const std::vector<FamilyOption> settings_of_families = family_options();
     constexpr std::array what = {"text in quotation marks", "a number without quotation marks",
                                  "true or false"};
     for (const ConfigSetting& setting : read_config_file(file)) {
@@ -152,9 +152,9 @@ void apply_config(CLI::App& app, Options& options, std::span<const RemovedOption
                 user_error("{} must be {}", setting.name, what[static_cast<std::size_t>(type)]);
             CLI::Option& option = *app.get_option("--" + setting.name);
             // If the command line names a model, the file's sizes are ignored.
-            const bool other_model =
-                options.given.contains("model") &&
-                std::ranges::find(of_families, setting.name, &FamilyOption::name) != of_families.end();
+            const bool other_model = options.given.contains("model") &&
+                                     std::ranges::find(settings_of_families, setting.name,
+                                                       &FamilyOption::name) != settings_of_families.end();
             if (options.given.contains(setting.name) || other_model) continue;
             option.add_result(setting.value);
             option.run_callback();

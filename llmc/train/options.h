@@ -33,7 +33,7 @@ ModelOptions unset_model_options();
 struct Options {
     // model; sizes that are not given come from the named model
     std::string model = "tiny";
-    ModelOptions of_model = unset_model_options();
+    ModelOptions model_options = unset_model_options();
     std::string init;
 
     // data
@@ -150,7 +150,7 @@ struct Options {
     ModelChoices choices_of_model() const;
     Model make_model() const;
     std::int64_t size_of_model(std::string_view name) const {
-        return std::get<std::optional<std::int64_t>>(of_model.find(name)->second).value();
+        return std::get<std::optional<std::int64_t>>(model_options.find(name)->second).value();
     }
     std::int64_t sequence_length() const { return size_of_model("seq-len"); }
     std::int64_t vocabulary() const { return size_of_model("vocab-size"); }

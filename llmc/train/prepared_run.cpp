@@ -38,7 +38,7 @@ RunSpec run_spec(const Options& options, const Mesh& mesh, const Device& device)
             .dtype = options.compute_dtype(),
             .gradient_dtype = options.kept_gradient_dtype(),
             .mesh = mesh,
-            .usual_reduction = !options.is_given("reduce-every"),
+            .default_reduction = !options.is_given("reduce-every"),
             .pipeline_schedule = options.kind_of_pipeline_schedule(),
             .virtual_stages = options.chunks_of_stage(),
             .pipeline_layers = options.pipeline_layers,
@@ -46,9 +46,9 @@ RunSpec run_spec(const Options& options, const Mesh& mesh, const Device& device)
             .trains = !options.generate,
             .global_batch_tokens = *options.global_batch_tokens,
             .micro_batch_sequences = options.micro_batch_size.value_or(0),
-            .usual_micro_batch_tokens = device.usual_tokens(),
+            .default_micro_batch_tokens = device.default_micro_batch_tokens(),
             // Generation needs the logits of one row only.
-            .logits_bytes = options.generate ? 0 : device.usual_logits_bytes()};
+            .logits_bytes = options.generate ? 0 : device.default_logits_bytes()};
 }
 
 }  // namespace

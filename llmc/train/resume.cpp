@@ -155,16 +155,16 @@ std::set<std::string, std::less<>> given_then(const CheckpointInfo& checkpoint,
 // checkpoint. It keeps those that change the results, and those that say when it validates, samples and saves.
 // The mesh, the device and the use of memory may be others.
 bool is_kept(std::string_view name, bool trains, bool was_given) {
-    constexpr std::array of_evaluation = {"train-data", "val-data",  "val-batches", "global-batch-tokens",
-                                          "dtype",      "attention", "tf32"};
-    constexpr std::array of_training = {
+    constexpr std::array evaluation_settings = {
+        "train-data", "val-data", "val-batches", "global-batch-tokens", "dtype", "attention", "tf32"};
+    constexpr std::array training_settings = {
         "val-every",        "eval-hellaswag", "eval-every",  "eval-examples",   "sample-every",
         "sample-tokens",    "prompt",         "temperature", "top-k",           "top-p",
         "checkpoint-every", "keep-best",      "log-every",   "micro-batch-size"};
     const auto has = [&](const auto& names) { return std::ranges::find(names, name) != names.end(); };
     // Its default depends on the mesh.
     if (name == "reduce-every") return trains && was_given;
-    return has(of_evaluation) || (trains && (has(step_settings) || has(of_training)));
+    return has(evaluation_settings) || (trains && (has(step_settings) || has(training_settings)));
 }
 
 }  // namespace
@@ -234,7 +234,7 @@ bool take_model(Options& options, const CheckpointInfo& checkpoint) {
         options.model = model;
         options.inherited["model"] = false;
     }
-    for (auto& [name, option] : options.of_model) {
+    for (auto& [name, option] : options.model_options) {
         if (!then.contains(name) || then[name].is_null())
             continue;  // the checkpoint is older than the option
         std::visit(
@@ -267,11 +267,11 @@ std::vector<std::string> rate_that_rises(const CheckpointInfo& checkpoint, const
     constexpr double clearly = 1.01;  // a smaller rise is no surprise
     const std::int64_t done = checkpoint.progress.step;
     const auto then = nlohmann::ordered_json::parse(checkpoint.configuration);
-    const Options usual;
+    const Options defaults;
     Options earlier = options;
-    earlier.steps = then.value("steps", usual.steps);
-    earlier.schedule = then.value("lr-schedule", usual.schedule);
-    earlier.min_lr_fraction = then.value("min-lr-fraction", usual.min_lr_fraction);
+    earlier.steps = then.value("steps", defaults.steps);
+    earlier.schedule = then.value("lr-schedule", defaults.schedule);
+    earlier.min_lr_fraction = then.value("min-lr-fraction", defaults.min_lr_fraction);
     if (then.contains("lr")) earlier.learning_rate = then["lr"].get<double>();
     if (then.contains("warmup-steps")) earlier.warmup_steps = then["warmup-steps"].get<std::int64_t>();
     const Choices known = schedule_names();  // a later version of the program may know more
@@ -293,7 +293,7 @@ std::vector<std::string> rate_that_rises(const CheckpointInfo& checkpoint, const
                         options_that_keep_rate(earlier, done))};
 }
 
-std::string as_told(const nlohmann::ordered_json& value) {
+std::string as_text(const nlohmann::ordered_json& value) {
     return value.is_null() ? "not given" : value.dump();
 }
 
@@ -313,16 +313,16 @@ void require_same_model(const CheckpointInfo& checkpoint, const Options& options
     if (family_of(model).name != family_of(options.model).name)
         user_error("{} belongs to --model {}, which is of another family than --model {}; give --model {}",
                    checkpoint.directory.string(), model, options.model, model);
-    const ModelChoices usual = choices_of(model);
+    const ModelChoices defaults = choices_of(model);
     for (const FamilyOption& option : family_of(model).options) {
         const char* const name = option.name.data();
         if (option.kind == OptionKind::on_off) {
-            // A checkpoint that does not know a switch has the model's usual one.
-            const bool was_on = then.value(name, usual.is_on(name)), is_on = now[name].get<bool>();
+            // A checkpoint that does not know a switch has the model's default.
+            const bool was_on = then.value(name, defaults.is_on(name)), is_on = now[name].get<bool>();
             if (was_on == is_on) continue;
-            const bool is_usual = was_on == usual.is_on(name);
+            const bool is_default = was_on == defaults.is_on(name);
             user_error("{} has another model, with --{}={}; {} --{}={}", checkpoint.directory.string(), name,
-                       was_on, is_usual ? "leave out" : "give", name, is_usual ? is_on : was_on);
+                       was_on, is_default ? "leave out" : "give", name, is_default ? is_on : was_on);
         }
         if (then.contains(name) && then[name] != now[name]) {
             user_error("{} has another model: its --{} is {}, this run's is {}; give the checkpoint's sizes",
@@ -345,7 +345,7 @@ std::vector<std::string> differences(const CheckpointInfo& checkpoint, const Opt
         notes.push_back(fmt::format(
             "--val-data is {}, but was {} in the checkpoint; without it, the last tenth of a training "
             "text is for validation",
-            as_told(now["val-data"]), as_told(then["val-data"])));
+            as_text(now["val-data"]), as_text(then["val-data"])));
     }
     if (differs("keep-best") && options.val_every == 0)
         notes.emplace_back("--keep-best is off from now on: it needs validations, and --val-every is 0");
@@ -357,7 +357,7 @@ std::vector<std::string> differences(const CheckpointInfo& checkpoint, const Opt
         if (differs(name) && (options.steps > 0 || is_kept(name, false, false))) {
             const bool follows_stage = name == std::string_view("reduce-every") && !options.is_given(name);
             notes.push_back(fmt::format(
-                "--{} is {}, but was {} in the checkpoint{}", name, as_told(now[name]), as_told(then[name]),
+                "--{} is {}, but was {} in the checkpoint{}", name, as_text(now[name]), as_text(then[name]),
                 follows_stage ? "; it follows --zero-stage, unless it is given" : ""));
         }
     }

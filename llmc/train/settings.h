@@ -150,7 +150,7 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
             [&](auto& value) {
                 setting(option.name.data(), value, {option.help.data(), option.value.data()}, any);
             },
-            o.of_model.find(option.name)->second);
+            o.model_options.find(option.name)->second);
     }
     setting("init", o.init,
             {"Start from the weights in a safetensors file with Hugging Face names, or in the directory of a "

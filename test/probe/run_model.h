@@ -79,7 +79,7 @@ class Model {
                           .mesh = {},
                           .global_batch_tokens = batch * model.sequence_length,
                           .micro_batch_sequences = micro_batch,
-                          .logits_bytes = device_->usual_logits_bytes()},
+                          .logits_bytes = device_->default_logits_bytes()},
                          device_->ops(), 0)),
           arenas_(*device_, plan_.memory),
           store_(*device_, arenas_, plan_.store, weight_decay, 0),

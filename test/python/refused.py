@@ -53,8 +53,8 @@ class Outcome:
 def command_of(arguments, folder, ranks):
     """The command line and its environment."""
     # (Generation refuses options of a training.)
-    usual = [option for option in SMALL if not ("--generate" in arguments and option.startswith(("--steps", "--global-batch-tokens")))]
-    command = [PROGRAM, *usual, *(str(argument).replace("{}", str(folder)) for argument in arguments)]
+    defaults = [option for option in SMALL if not ("--generate" in arguments and option.startswith(("--steps", "--global-batch-tokens")))]
+    command = [PROGRAM, *defaults, *(str(argument).replace("{}", str(folder)) for argument in arguments)]
     if ranks == 1:
         return command, ENVIRONMENT
     if not program.HAS_MPI:

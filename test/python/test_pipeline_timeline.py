@@ -177,10 +177,10 @@ def test_is_measured_in_a_run(name, recompute, tmp_path):
     # The simulation uses this schedule with these times.
     again, about = drawn(tmp_path / "a", "pipeline-simulated")
     assert about["title"] == simulated[0] and again.keys() == passes.keys()
-    usual, means, own = re.search(r"with the median times of passes: (\S+) of the measured time; (\S+) with each step's mean times; "
+    medians, means, own = re.search(r"with the median times of passes: (\S+) of the measured time; (\S+) with each step's mean times; "
                                   r"(\S+) with each pass's own time$", simulated[0]).groups()
     assert 0 < float(own) <= 1 and 0 < float(means) < 1.5  # nothing takes longer than it took in reality
-    assert total(again) / total(passes) == pytest.approx(float(usual), abs=6e-4)
+    assert total(again) / total(passes) == pytest.approx(float(medians), abs=6e-4)
     table = [line.split() for line in re.findall(r"^ +\d +\d(?: +\d+\.\d+)+$", out, re.M)]
     assert [(int(chunk), int(stage)) for chunk, stage, *_ in table] == [(chunk, chunk % stages) for chunk in range(chunks)]
     for chunk, _, *columns, _ in table:

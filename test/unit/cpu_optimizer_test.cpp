@@ -82,7 +82,7 @@ TEST(CpuSum, AddsInDoublePrecision) {
     }
 }
 
-constexpr AdamWStep usual_step = {3, 1e-2F, 0.9F, 0.95F, 1e-8F, 1.0F};
+constexpr AdamWStep default_step = {3, 1e-2F, 0.9F, 0.95F, 1e-8F, 1.0F};
 
 // A buffer of parameters with its optimizer state. In fp32, the parameters are the master copy.
 struct State {
@@ -168,7 +168,7 @@ class CpuAdamW : public testing::TestWithParam<DType> {
 
 TEST_P(CpuAdamW, IsPyTorchsStep) {
     for (const std::int64_t step : {1, 3, 1000}) {
-        AdamWStep how = usual_step;
+        AdamWStep how = default_step;
         how.step = step;
         check_step(9.0, how);   // clipped to a third
         check_step(0.25, how);  // below the limit: not clipped
@@ -183,14 +183,14 @@ TEST_P(CpuAdamW, ANormThatIsNotFiniteChangesNothing) {
     for (const double norm : {static_cast<double>(INFINITY), static_cast<double>(NAN)}) {
         for (const float limit : {1.0F, 0.0F}) {
             State state(X, 100);
-            AdamWStep how = usual_step;
+            AdamWStep how = default_step;
             how.max_grad_norm = limit;
             state.step(norm, {&all, 1}, how);
             EXPECT_TRUE(state.bits() == State(X, 100).bits());
         }
     }
     State state(X, 100);
-    state.step(1.0, {&all, 1}, usual_step);
+    state.step(1.0, {&all, 1}, default_step);
     EXPECT_FALSE(state.bits() == State(X, 100).bits());
 }
 
@@ -199,7 +199,7 @@ TEST_P(CpuAdamW, BitsDoNotDependOnShards) {
     const std::int64_t cut = 4321;  // not a multiple of anything
     const AdamWSegment all{0, n, 0.1F};
     State whole(X, n);
-    whole.step(1.0, {&all, 1}, usual_step);
+    whole.step(1.0, {&all, 1}, default_step);
     State parts(X, n);
     const OwnedTensor norm = filled(DType::fp64, {1}, 1.0);
     for (const auto& [begin, count] : {std::pair{std::int64_t{0}, cut}, {cut, n - cut}}) {
@@ -208,7 +208,7 @@ TEST_P(CpuAdamW, BitsDoNotDependOnShards) {
             return t->slice(begin, count);
         };
         Operations(1)->adamw(parts.parameters(begin, count), part(parts.master), part(parts.m), part(parts.v),
-                             part(parts.gradients), norm, {&segment, 1}, usual_step);
+                             part(parts.gradients), norm, {&segment, 1}, default_step);
     }
     EXPECT_TRUE(whole.bits() == parts.bits());
 }
@@ -217,15 +217,15 @@ TEST_P(CpuAdamW, WrongArgumentsAreRefused) {
     State state(X, 100);
     const std::vector<AdamWSegment> overlapping = {{0, 50, 0.0F}, {40, 100, 0.0F}};
     const std::vector<AdamWSegment> outside = {{0, 101, 0.0F}};
-    EXPECT_THROW(state.step(1.0, overlapping, usual_step), ProgrammingError);
-    EXPECT_THROW(state.step(1.0, outside, usual_step), ProgrammingError);
-    AdamWStep zeroth = usual_step;
+    EXPECT_THROW(state.step(1.0, overlapping, default_step), ProgrammingError);
+    EXPECT_THROW(state.step(1.0, outside, default_step), ProgrammingError);
+    AdamWStep zeroth = default_step;
     zeroth.step = 0;
     EXPECT_THROW(state.step(1.0, {}, zeroth), ProgrammingError);
     const OwnedTensor norm = filled(DType::fp64, {1}, 1.0);
     const OwnedTensor apart = normal(DType::fp32, {100}, "apart");
     EXPECT_THROW(
-        Operations()->adamw(apart, state.master, state.m, state.v, state.gradients, norm, {}, usual_step),
+        Operations()->adamw(apart, state.master, state.m, state.v, state.gradients, norm, {}, default_step),
         ProgrammingError)
         << "fp32 parameters are their own master copy";
 }
@@ -236,13 +236,13 @@ TEST_P(CpuAdamW, TakesGradientsInX) {
     State state(X, n), expected(X, n);
     state.gradients = normal(X, {n}, "gradients");
     Operations()->cast(expected.gradients, state.gradients);
-    state.step(9.0, segments, usual_step);
-    expected.step(9.0, segments, usual_step);
+    state.step(9.0, segments, default_step);
+    expected.step(9.0, segments, default_step);
     for (const auto& tensor : {&State::master, &State::m, &State::v, &State::rounded}) {
         expect_same_bits(state.*tensor, expected.*tensor, "state");
     }
     state.gradients = normal(X == DType::fp32 ? DType::bf16 : DType::fp64, {n}, "gradients");
-    EXPECT_THROW(state.step(9.0, segments, usual_step), ProgrammingError);
+    EXPECT_THROW(state.step(9.0, segments, default_step), ProgrammingError);
 }
 
 // ---- stochastic rounding: test/kernels/adamw_test.cpp compares its bits on a GPU
@@ -253,14 +253,14 @@ TEST(CpuStochasticRounding, IsThatOfItsHeader) {
     const std::int64_t n = 9001;
     const std::vector<AdamWSegment> segments = {{0, 37, 0.0F}, {66, 5001, 0.1F}, {5001, 8999, 0.0F}};
     State state(DType::bf16, n), nearest(DType::bf16, n);
-    state.step(9.0, segments, usual_step, from_a_high_place);
-    nearest.step(9.0, segments, usual_step);
+    state.step(9.0, segments, default_step, from_a_high_place);
+    nearest.step(9.0, segments, default_step);
     expect_same_bits(state.master, nearest.master, "master");
     std::int64_t differ = 0;
     for (const AdamWSegment& segment : segments) {
         for (std::int64_t i = segment.begin; i < segment.end; ++i) {
             const RandomBits random =
-                rounding_bits(from_a_high_place, static_cast<std::uint64_t>(usual_step.step), i / 4 * 4);
+                rounding_bits(from_a_high_place, static_cast<std::uint64_t>(default_step.step), i / 4 * 4);
             const bfloat16 expected = {
                 round_stochastically(std::bit_cast<std::uint32_t>(static_cast<float>(state.master.get(i))),
                                      random[static_cast<std::size_t>(i % 4)])};
@@ -279,8 +279,8 @@ TEST(CpuStochasticRounding, DependsOnNeitherThreadsNorShards) {
     const std::int64_t n = 9004, cut = 4324;
     const AdamWSegment all{0, n, 0.1F};
     State whole(DType::bf16, n), alone(DType::bf16, n), parts(DType::bf16, n);
-    whole.step(1.0, {&all, 1}, usual_step, from_a_high_place);
-    alone.step(1.0, {&all, 1}, usual_step, from_a_high_place, 1);
+    whole.step(1.0, {&all, 1}, default_step, from_a_high_place);
+    alone.step(1.0, {&all, 1}, default_step, from_a_high_place, 1);
     EXPECT_TRUE(whole.bits() == alone.bits());
     const OwnedTensor norm = filled(DType::fp64, {1}, 1.0);
     for (const auto& [begin, count] : {std::pair{std::int64_t{0}, cut}, {cut, n - cut}}) {
@@ -290,7 +290,7 @@ TEST(CpuStochasticRounding, DependsOnNeitherThreadsNorShards) {
         };
         Operations()->adamw(
             parts.parameters(begin, count), part(parts.master), part(parts.m), part(parts.v),
-            part(parts.gradients), norm, {&segment, 1}, usual_step,
+            part(parts.gradients), norm, {&segment, 1}, default_step,
             StochasticRounding{from_a_high_place.seed, from_a_high_place.first_element + begin});
     }
     EXPECT_TRUE(whole.bits() == parts.bits());
@@ -337,8 +337,8 @@ TEST(CpuStochasticRounding, KeepsWhatNeedsNone) {
 TEST(CpuStochasticRounding, WrongArgumentsAreRefused) {
     State wide(DType::fp32, 100), state(DType::bf16, 100);
     const AdamWSegment all{0, 100, 0.1F};
-    EXPECT_THROW(wide.step(1.0, {&all, 1}, usual_step, from_a_high_place), ProgrammingError);
-    EXPECT_THROW(state.step(1.0, {&all, 1}, usual_step, StochasticRounding{1, 2}), ProgrammingError);
+    EXPECT_THROW(wide.step(1.0, {&all, 1}, default_step, from_a_high_place), ProgrammingError);
+    EXPECT_THROW(state.step(1.0, {&all, 1}, default_step, StochasticRounding{1, 2}), ProgrammingError);
 }
 
 INSTANTIATE_TEST_SUITE_P(DTypes, CpuAdamW, testing::Values(DType::fp32, DType::bf16),

@@ -136,10 +136,10 @@ TEST(Family, ARecordKeepsTheTypes) {
     Options resumed;
     EXPECT_TRUE(take_model(resumed, checkpoint));
     EXPECT_EQ(resumed.model, "strange-far");
-    EXPECT_EQ(std::get<std::optional<double>>(resumed.of_model.at("theta")), 5e5);
-    EXPECT_EQ(std::get<std::optional<std::string>>(resumed.of_model.at("scaling")), "yarn");
-    EXPECT_EQ(std::get<std::optional<bool>>(resumed.of_model.at("inverse")), true);
-    EXPECT_EQ(std::get<std::optional<bool>>(resumed.of_model.at("bias")), std::nullopt);
+    EXPECT_EQ(std::get<std::optional<double>>(resumed.model_options.at("theta")), 5e5);
+    EXPECT_EQ(std::get<std::optional<std::string>>(resumed.model_options.at("scaling")), "yarn");
+    EXPECT_EQ(std::get<std::optional<bool>>(resumed.model_options.at("inverse")), true);
+    EXPECT_EQ(std::get<std::optional<bool>>(resumed.model_options.at("bias")), std::nullopt);
 }
 
 TEST(Family, AnOptionIsOfOneKindInAllFamilies) {

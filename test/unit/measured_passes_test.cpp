@@ -162,7 +162,7 @@ TEST(MeasuredPasses, AreThoseOfTheSimulation) {
         const Example example = run_through_lists(spec, 2 * spec.chunks() + 1);
         const std::vector<MeasuredPass> passes = example.passes();
         const std::vector<PassTimes> times =
-            usual_times(spec, std::vector<std::vector<MeasuredPass>>{passes});
+            typical_times(spec, std::vector<std::vector<MeasuredPass>>{passes});
         for (int number = 0; number < spec.chunks(); ++number) {
             const Step& step = example.steps[static_cast<std::size_t>(spec.stage_of(number))];
             const Chunk& chunk = step.part.chunks[static_cast<std::size_t>(number / spec.stages)];
@@ -211,7 +211,7 @@ TEST(MeasuredPasses, ThatFollowEachOtherAreExplainedByTheirMeans) {
     const std::vector<MeasuredPass> passes = run_through_lists(spec, 6, {}, true).passes();
     EXPECT_NEAR(share_explained(spec, passes), 1, 1e-12);
     const double by_medians = simulate(spec, pipeline_passes(spec),
-                                       usual_times(spec, std::vector<std::vector<MeasuredPass>>{passes}))
+                                       typical_times(spec, std::vector<std::vector<MeasuredPass>>{passes}))
                                   .total();
     EXPECT_GT(std::abs(by_medians / measured_timeline(spec, passes).total() - 1), 0.01);
 }
@@ -280,7 +280,7 @@ TEST(MeasuredPasses, TimesAreMediansOverMicroBatchesAndSteps) {
             length *= 2;
         }
     }
-    const std::vector<PassTimes> times = usual_times(spec, steps);
+    const std::vector<PassTimes> times = typical_times(spec, steps);
     EXPECT_EQ(times[0].forward, (4 + 8) / 2.0);
     EXPECT_EQ(times[1].forward, 1);
     // Half of each length: 1, 2, 8, 16. The arrival before its sending counts as 0, and the one that was
@@ -291,7 +291,7 @@ TEST(MeasuredPasses, TimesAreMediansOverMicroBatchesAndSteps) {
         for (int micro_batch = 0; micro_batch < 2; ++micro_batch)
             passes[spec.index_of({PassKind::forward, 1, micro_batch})].awaited = 49;
     }
-    EXPECT_EQ(usual_times(spec, steps)[0].communication, 0);
+    EXPECT_EQ(typical_times(spec, steps)[0].communication, 0);
 }
 
 TEST(MeasuredPasses, AreComplete) {

@@ -76,16 +76,16 @@ TEST(PipelineEstimate, DrawsNoEmptyParts) {
     const auto drawn = [](PipelineSchedule schedule, const Recompute& recompute) {
         return estimated_timeline(plan_of(schedule, 1, recompute), std::nullopt);
     };
-    const Timeline usual = drawn(PipelineSchedule::one_f_one_b, {.kind = RecomputeKind::block}),
+    const Timeline one_f_one_b = drawn(PipelineSchedule::one_f_one_b, {.kind = RecomputeKind::block}),
                    whole = drawn(PipelineSchedule::zb_h1, {.kind = RecomputeKind::block});
-    ASSERT_EQ(whole.spans.size(), usual.spans.size());
+    ASSERT_EQ(whole.spans.size(), one_f_one_b.spans.size());
     for (const Span& span : whole.spans) {
         EXPECT_TRUE(span.pass.kind == PassKind::forward || span.pass.kind == PassKind::backward);
         EXPECT_GT(span.end, span.begin);
     }
     for (int stage = 0; stage < 3; ++stage)
-        EXPECT_EQ(whole.peak_in_flight(stage), usual.peak_in_flight(stage));
-    EXPECT_NEAR(whole.total(), usual.total(), 1e-9);
+        EXPECT_EQ(whole.peak_in_flight(stage), one_f_one_b.peak_in_flight(stage));
+    EXPECT_NEAR(whole.total(), one_f_one_b.total(), 1e-9);
 }
 
 TEST(PipelineEstimate, DrawsThePartsOfChunksThatHaveThem) {

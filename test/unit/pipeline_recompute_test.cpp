@@ -196,8 +196,8 @@ TEST_F(PipelinesThatRecompute, NothingIsHeldForPartsThatAreEmpty) {
         for (const Recompute recompute :
              {Recompute{.kind = selective}, {.kind = block}, {.kind = block, .every = 2}}) {
             const std::vector<RunPlan> zero_bubble = plans(zb_h1, 8, 1, m, recompute, 8),
-                                       usual = plans(one_f_one_b, 8, 1, m, recompute, 8);
-            for (std::size_t stage = 0; stage < usual.size(); ++stage) {
+                                       one_f_one_b_plans = plans(one_f_one_b, 8, 1, m, recompute, 8);
+            for (std::size_t stage = 0; stage < one_f_one_b_plans.size(); ++stage) {
                 SCOPED_TRACE(fmt::format("{} every {}, {} micro-batches, stage {}", name_of(recompute.kind),
                                          recompute.every, m, stage));
                 const RunPlan& plan = zero_bubble[stage];
@@ -206,8 +206,8 @@ TEST_F(PipelinesThatRecompute, NothingIsHeldForPartsThatAreEmpty) {
                 EXPECT_EQ(std::ssize(plan.activations.slots), held);
                 if (!is_same) continue;
                 for (const ArenaKind arena : all_arenas)
-                    EXPECT_EQ(plan.memory.bytes(arena), usual[stage].memory.bytes(arena));
-                EXPECT_EQ(plan.training.actions.size(), usual[stage].training.actions.size());
+                    EXPECT_EQ(plan.memory.bytes(arena), one_f_one_b_plans[stage].memory.bytes(arena));
+                EXPECT_EQ(plan.training.actions.size(), one_f_one_b_plans[stage].training.actions.size());
             }
         }
     }

@@ -306,10 +306,10 @@ TEST_F(Plans, ARefusalKeepsTheReductionThatWasAskedFor) {
     ASSERT_LT(in_shards, std::min(bytes(1, true), bytes(1, false)));
     ASSERT_LT(in_shards, whole);
     ASSERT_LT(all_in_shards, whole);
-    const auto advice = [&](std::size_t available, bool usual, bool each) {
+    const auto advice = [&](std::size_t available, bool by_default, bool each) {
         RunSpec other = spec;
         other.mesh.sharding = {.shards = 8, .reduces_each_micro_batch = each};
-        other.usual_reduction = usual;
+        other.default_reduction = by_default;
         other.machine.bytes = available;
         try {
             plan_run(other, device_->ops(), 0);

@@ -183,7 +183,7 @@ TEST(Sharding, TheNextStageHasMoreInShards) {
     for (std::optional<Sharding> next = sharding; next; next = next->next_stage(true)) {
         shares.push_back(next->share_of_optimizer() + next->share_of_gradients() +
                          next->share_of_parameters());
-        EXPECT_EQ(next->reduces_each_micro_batch, next->usually_reduces_each_micro_batch());
+        EXPECT_EQ(next->reduces_each_micro_batch, next->reduces_each_micro_batch_by_default());
         EXPECT_FALSE(next->holds_back_gradients());
     }
     EXPECT_EQ(shares, (std::vector{3.0, 2.25, 1.5, 0.75}));

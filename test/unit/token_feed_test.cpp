@@ -23,8 +23,8 @@ class StreamDevice final : public Device {
     std::string note(DType) const override { return {}; }
     std::size_t available_memory() const override { return 0; }
     std::optional<double> peak_flops(DType) const override { return {}; }
-    std::int64_t usual_tokens() const override { return 0; }
-    std::int64_t usual_logits_bytes() const override { return 0; }
+    std::int64_t default_micro_batch_tokens() const override { return 0; }
+    std::int64_t default_logits_bytes() const override { return 0; }
     std::byte* allocate(std::size_t bytes, std::string_view arena) override {
         return cpu_->allocate(bytes, arena);
     }

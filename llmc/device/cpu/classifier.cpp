@@ -83,15 +83,15 @@ struct RowStatistics {
 };
 static_assert(sizeof(RowStatistics) == classifier_statistics_numbers * sizeof(float));
 
-// The statistics of a whole row. of_rank(r) returns those of the columns of rank r.
+// The statistics of a whole row. statistics_of_rank(r) returns those of the columns of rank r.
 template <class OfRank>
-RowStatistics combined(std::int64_t ranks, const OfRank& of_rank) {
+RowStatistics combined(std::int64_t ranks, const OfRank& statistics_of_rank) {
     RowStatistics all{{-infinity, 0.0F}, 0.0F};
     for (std::int64_t r = 0; r < ranks; ++r) {
-        all.softmax.greatest = std::max(all.softmax.greatest, of_rank(r).softmax.greatest);
+        all.softmax.greatest = std::max(all.softmax.greatest, statistics_of_rank(r).softmax.greatest);
     }
     for (std::int64_t r = 0; r < ranks; ++r) {
-        const RowStatistics s = of_rank(r);
+        const RowStatistics s = statistics_of_rank(r);
         all.softmax.sum += s.softmax.sum * exponential(s.softmax.greatest - all.softmax.greatest);
         all.target_logit += s.target_logit;
     }

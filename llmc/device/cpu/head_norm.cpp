@@ -26,7 +26,7 @@ struct Places {
 struct RankSums {
     RankSums(const std::optional<SharedRows>& shared, const HeadNormSizes& s)
         : sums(shared ? shared->sums.as<float>() : nullptr), ranks(s.ranks), rows(s.rows) {}
-    float of_row(std::int64_t row) const {
+    float row_sum(std::int64_t row) const {
         float sum = 0.0F;
         for (std::int64_t rank = 0; rank < ranks; ++rank) sum += sums[rank * rows + row];
         return sum;
@@ -97,11 +97,11 @@ void CpuOps::head_norm_forward(const Heads& out, const Tensor& rstd, const Heads
         using X = decltype(element);
         parallel_for(threads_, s.rows,
                      [=, y = Places<X>(out), x = Places<X>(in), w = weight ? weight.as<X>() : nullptr,
-                      rstds = rstd.as<float>(), of_ranks = RankSums(shared, s)](std::int64_t row) {
+                      rstds = rstd.as<float>(), rank_sums = RankSums(shared, s)](std::int64_t row) {
                          for (std::int64_t head = 0; head < s.heads; ++head) {
                              const X* const own = x.at(row, head);
                              const float sum =
-                                 of_ranks.sums ? of_ranks.of_row(row) : sum_of_squares(own, s.head_size);
+                                 rank_sums.sums ? rank_sums.row_sum(row) : sum_of_squares(own, s.head_size);
                              const float r = 1.0F / std::sqrt(sum / static_cast<float>(s.whole) + eps);
                              normalize_head(y.at(row, head), own, w, r, s.head_size);
                              rstds[row * s.heads + head] = r;
@@ -131,7 +131,7 @@ void CpuOps::head_norm_backward(const Heads& din, const Tensor& dweight, const H
         parallel_for(threads_, blocks.count,
                      [=, dx = Places<X>(din), dy = Places<X>(dout), x = Places<X>(in),
                       w = weight ? weight.as<X>() : nullptr, rstds = rstd.as<float>(),
-                      of_ranks = RankSums(shared, s)](std::int64_t block) {
+                      rank_sums = RankSums(shared, s)](std::int64_t block) {
                          float* const partial = partials ? partials + block * s.head_size : nullptr;
                          if (partial) std::fill_n(partial, s.head_size, 0.0F);
                          for (std::int64_t row = blocks.begin(block); row < blocks.end(block); ++row) {
@@ -141,8 +141,8 @@ void CpuOps::head_norm_backward(const Heads& din, const Tensor& dweight, const H
                                  const float r = rstds[row * s.heads + head];
                                  // The weight's terms come first, since din may overwrite dout.
                                  if (partial) add_head_to_weight(partial, d, own, r, s.head_size);
-                                 const float sum = of_ranks.sums ? of_ranks.of_row(row)
-                                                                 : sum_of_gh(d, own, w, r, s.head_size);
+                                 const float sum = rank_sums.sums ? rank_sums.row_sum(row)
+                                                                  : sum_of_gh(d, own, w, r, s.head_size);
                                  backward_head(dx.at(row, head), d, own, w, r,
                                                sum / static_cast<float>(s.whole), s.head_size);
                              }

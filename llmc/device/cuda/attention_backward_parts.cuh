@@ -176,14 +176,14 @@ __device__ __forceinline__ void weigh_transposed(typename T::Scores& p, typename
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
             // The two numbers of each of the lane's two neighboring queries
-            const Packed<float> of_both = load(row_values + 2 * (16 * n + block_column(j, 0)));
+            const Packed<float> query_values = load(row_values + 2 * (16 * n + block_column(j, 0)));
 #pragma unroll
             for (int m = 0; m < T::row_blocks; ++m) {
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     float& x = p[m][n][j][i];
-                    x = exp2_approximate(x * scale - of_both[i % 2 * 2]);
-                    ds[m][n][j][i] = x * (ds[m][n][j][i] - of_both[i % 2 * 2 + 1]);
+                    x = exp2_approximate(x * scale - query_values[i % 2 * 2]);
+                    ds[m][n][j][i] = x * (ds[m][n][j][i] - query_values[i % 2 * 2 + 1]);
                 }
             }
         }

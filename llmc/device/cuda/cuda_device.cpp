@@ -99,7 +99,7 @@ CudaDevice::CudaDevice(const CudaOptions& options)
       properties_(select_gpu(options.gpu)),
       ops_(properties_.name, chip_of(properties_), streams_, options) {
     const Memory memory = memory_now();
-    taken_at_start_ = memory.total - memory.free;
+    used_at_start_ = memory.total - memory.free;
 }
 
 CudaDevice::~CudaDevice() { cudaDeviceSynchronize(); }
@@ -191,12 +191,12 @@ std::size_t CudaDevice::memory_taken() const {
     return now.total - now.free;
 }
 
-std::string CudaDevice::memory_beside_arenas(std::size_t of_communicator) const {
+std::string CudaDevice::memory_beside_arenas(std::size_t communicator_bytes) const {
     const std::size_t taken = memory_taken();
-    std::size_t known = taken_at_start_ + of_communicator;
+    std::size_t known = used_at_start_ + communicator_bytes;
     for (const auto& [memory, bytes] : allocations_) known += bytes;
-    std::string text = fmt::format("CUDA's context and other processes {}", human_bytes(taken_at_start_));
-    if (of_communicator > 0) text += fmt::format(", NCCL {}", human_bytes(of_communicator));
+    std::string text = fmt::format("CUDA's context and other processes {}", human_bytes(used_at_start_));
+    if (communicator_bytes > 0) text += fmt::format(", NCCL {}", human_bytes(communicator_bytes));
     if (taken > known) text += fmt::format(", libraries {}", human_bytes(taken - known));
     return text;
 }

@@ -23,8 +23,8 @@ class CudaDevice final : public Device {
     std::size_t available_memory() const override;
     std::optional<double> peak_flops(DType dtype) const override;
 
-    std::int64_t usual_tokens() const override { return 65536; }
-    std::int64_t usual_logits_bytes() const override { return std::int64_t{1} << 30; }
+    std::int64_t default_micro_batch_tokens() const override { return 65536; }
+    std::int64_t default_logits_bytes() const override { return std::int64_t{1} << 30; }
 
     std::byte* allocate(std::size_t bytes, std::string_view arena) override;
     void release(std::byte* memory) override;
@@ -41,14 +41,14 @@ class CudaDevice final : public Device {
     void adopt_choices(std::string_view choices) override { ops_.products().adopt_choices(choices); }
     void set_autotuning(bool on) override { ops_.products().set_autotuning(on); }
     std::size_t memory_taken() const override;
-    std::string memory_beside_arenas(std::size_t of_communicator) const override;
+    std::string memory_beside_arenas(std::size_t communicator_bytes) const override;
 
   private:
     CudaOptions options_;
     cudaDeviceProp properties_;
     CudaStreams streams_;
     CudaOps ops_;
-    std::size_t taken_at_start_;  // GPU memory of CUDA's context and of other processes
+    std::size_t used_at_start_;  // GPU memory of CUDA's context and of other processes
     std::map<std::byte*, std::size_t> allocations_;
 };
 

@@ -164,22 +164,22 @@ void deal(int blocks, double block_cost, std::span<int> counts, std::span<const 
 // every block is taken to have the average cost.
 std::vector<int> counts_of_chunks(int layers, int chunks, int stages, const PartCosts& costs) {
     const double block = costs.average_block();
-    const int of_stage = chunks / stages;
+    const int chunks_per_stage = chunks / stages;
     const auto cost_without_blocks = [&](int chunk) { return cost_of(chunk, chunks, 0, 0, costs); };
-    std::vector<int> stage_counts(static_cast<std::size_t>(stages), of_stage);
-    std::vector<double> stage_costs(stage_counts.size(), of_stage * block);
+    std::vector<int> stage_counts(static_cast<std::size_t>(stages), chunks_per_stage);
+    std::vector<double> stage_costs(stage_counts.size(), chunks_per_stage * block);
     stage_costs.front() += cost_without_blocks(0);
     stage_costs.back() += cost_without_blocks(chunks - 1);
     deal(layers - chunks, block, stage_counts, stage_costs);
 
     std::vector<int> counts(static_cast<std::size_t>(chunks));
     for (int stage = 0; stage < stages; ++stage) {
-        std::vector<int> own(static_cast<std::size_t>(of_stage), 1);
+        std::vector<int> own(static_cast<std::size_t>(chunks_per_stage), 1);
         std::vector<double> own_costs;
         for (int chunk = stage; chunk < chunks; chunk += stages)
             own_costs.push_back(block + cost_without_blocks(chunk));
-        deal(stage_counts[static_cast<std::size_t>(stage)] - of_stage, block, own, own_costs);
-        for (int i = 0; i < of_stage; ++i)
+        deal(stage_counts[static_cast<std::size_t>(stage)] - chunks_per_stage, block, own, own_costs);
+        for (int i = 0; i < chunks_per_stage; ++i)
             counts[static_cast<std::size_t>(stage + i * stages)] = own[static_cast<std::size_t>(i)];
     }
     return counts;

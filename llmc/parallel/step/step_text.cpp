@@ -73,7 +73,7 @@ struct Line {
     int micro_batch;  // that of the action, or of the next one that has one
 };
 
-Line taken_apart(std::string_view text, std::size_t places, std::string on, int micro_batch) {
+Line parse_line(std::string_view text, std::size_t places, std::string on, int micro_batch) {
     Line line{{}, {}, {}, places, std::move(on), micro_batch};
     while (!text.empty()) {
         const bool is_in_turn = text.front() == turn_mark;
@@ -112,9 +112,9 @@ bool repeats(Lines lines, std::size_t at, std::size_t period,
             const std::int64_t difference = next.numbers[k] - line.numbers[k];
             if (difference == 0) continue;
             if (k < line.places) {
-                const bool is_usual = first && difference == lines[*first + period + i].numbers[k] -
-                                                                 lines[*first + i].numbers[k];
-                if (!is_usual && difference != static_cast<std::int64_t>(period)) return false;
+                const bool differs_as_before = first && difference == lines[*first + period + i].numbers[k] -
+                                                                          lines[*first + i].numbers[k];
+                if (!differs_as_before && difference != static_cast<std::int64_t>(period)) return false;
                 continue;
             }
             if (shift != 0 && difference != shift) return false;
@@ -172,8 +172,8 @@ bool begins_micro_batch(Lines lines, std::size_t at) {
 // The line to begin with, if lines repeat from `at` on. Lines that repeat for later micro-batches begin with the
 // first one of a micro-batch, if they repeat as often from there.
 std::size_t start_of_repeated(Lines lines, std::size_t at, std::size_t period, std::size_t count) {
-    const bool is_of_one = lines[at].micro_batch == lines[at + period].micro_batch;
-    if (is_of_one || begins_micro_batch(lines, at)) return at;
+    const bool in_one_micro_batch = lines[at].micro_batch == lines[at + period].micro_batch;
+    if (in_one_micro_batch || begins_micro_batch(lines, at)) return at;
     for (std::size_t i = at + 1; i < at + period; ++i)
         if (begins_micro_batch(lines, i) && repetitions(lines, i, period) >= count) return i;
     return at;
@@ -181,7 +181,7 @@ std::size_t start_of_repeated(Lines lines, std::size_t at, std::size_t period, s
 
 // Prints lines that repeat for consecutive layers or micro-batches only once. `begin` is the place of the first
 // line in the whole list.
-std::string said_once(Lines lines, std::size_t begin) {
+std::string without_repetitions(Lines lines, std::size_t begin) {
     std::string text;
     for (std::size_t i = 0; i < lines.size();) {
         std::size_t period = 0, count = 0;
@@ -194,11 +194,11 @@ std::string said_once(Lines lines, std::size_t begin) {
             continue;
         }
         if (const std::size_t start = start_of_repeated(lines, i, period, count); start > i) {
-            text += said_once(lines.subspan(i, start - i), begin + i);
+            text += without_repetitions(lines.subspan(i, start - i), begin + i);
             i = start;
             continue;
         }
-        text += said_once(lines.subspan(i, period), begin + i);
+        text += without_repetitions(lines.subspan(i, period), begin + i);
         text += fmt::format("{:>5}  the same for {} (actions {} to {})\n", "...",
                             names_of_repeated(lines, i, period, count), begin + i + period,
                             begin + i + (count + 1) * period - 1);
@@ -244,12 +244,12 @@ std::string to_string(const Step& step, bool is_whole) {
             "{:>5}  {:>5}  {:<14} {:<17} {:<10} {:>5}  {}{}{}\n", i, after, name_of(action.stream),
             name_of(action.kind), on, micro, to_string(action.reads, outline),
             action.reads.empty() ? "-> " : " -> ", to_string(action.writes, outline));
-        lines.push_back(taken_apart(line, 1 + action.after.size(), on, action.micro_batch));
+        lines.push_back(parse_line(line, 1 + action.after.size(), on, action.micro_batch));
         if (is_whole) text += lines.back().text;
     }
     for (std::size_t i = lines.size(); i > 1; --i)
         if (lines[i - 2].micro_batch < 0) lines[i - 2].micro_batch = lines[i - 1].micro_batch;
-    return is_whole ? text : text + said_once(lines, 0);
+    return is_whole ? text : text + without_repetitions(lines, 0);
 }
 
 }  // namespace llmc

@@ -25,7 +25,7 @@ StoreLayout lay_out_store(MemoryLayout& layout, const StoreDtypes& dtypes, const
         const std::int64_t elements = unit.padded_elements(sharding.ranks());
         const Shape whole{elements}, shard{elements / sharding.shards};
         const Shape& updated = sharding.keeps_optimizer_whole() ? whole : shard;
-        const auto of_training = [&](const Shape& shape) { return trains ? shape : Shape{0}; };
+        const auto if_training = [&](const Shape& shape) { return trains ? shape : Shape{0}; };
 
         // Blocks that share a buffer use that of the first such block.
         const auto at = [&](int place, BufferId UnitBufferIds::*buffer, auto&& make) {
@@ -38,22 +38,22 @@ StoreLayout lay_out_store(MemoryLayout& layout, const StoreDtypes& dtypes, const
             ids.parameter_shard = layout.add(ArenaKind::parameters, unit.name() + ".shard", dtype, shard);
         ids.gradients =
             at(place_of_gradients(sharding, rounds, number, part), &UnitBufferIds::gradients, [&] {
-                return layout.add(ArenaKind::gradients, unit.name(), dtypes.gradients, of_training(whole));
+                return layout.add(ArenaKind::gradients, unit.name(), dtypes.gradients, if_training(whole));
             });
         if (sharding.keeps_gradient_shards(rounds))
             ids.gradient_shard = layout.add(ArenaKind::gradients, unit.name() + ".shard", dtypes.gradients,
-                                            of_training(shard));
+                                            if_training(shard));
         ids.gradient_sums =
             dtypes.gradients == DType::fp32
                 ? ids.gradients
                 : at(place_of_gradient_sums(number, part), &UnitBufferIds::gradient_sums, [&] {
                       return layout.add(ArenaKind::gradients, unit.name() + ".sums", DType::fp32,
-                                        of_training(whole));
+                                        if_training(whole));
                   });
         if (dtype != DType::fp32)
             ids.master = layout.add(ArenaKind::master, unit.name(), DType::fp32, updated);
-        ids.m = layout.add(ArenaKind::moments, unit.name() + ".m", DType::fp32, of_training(updated));
-        ids.v = layout.add(ArenaKind::moments, unit.name() + ".v", DType::fp32, of_training(updated));
+        ids.m = layout.add(ArenaKind::moments, unit.name() + ".m", DType::fp32, if_training(updated));
+        ids.v = layout.add(ArenaKind::moments, unit.name() + ".v", DType::fp32, if_training(updated));
         store.buffers.push_back(ids);
     }
     return store;

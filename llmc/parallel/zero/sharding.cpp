@@ -20,12 +20,12 @@ int turn(int unit, const StagePart& part, int buffers) {
 
 }  // namespace
 
-std::optional<Sharding> Sharding::next_stage(bool usual_reduction) const {
+std::optional<Sharding> Sharding::next_stage(bool default_reduction) const {
     constexpr int last = 3;
     if (stage == last || ranks() == 1) return std::nullopt;
     Sharding next = *this;
     ++next.stage;
-    if (usual_reduction) next.reduces_each_micro_batch = next.usually_reduces_each_micro_batch();
+    if (default_reduction) next.reduces_each_micro_batch = next.reduces_each_micro_batch_by_default();
     return next;
 }
 

@@ -43,7 +43,7 @@ struct Sharding {
 
     // The default of reduces_each_micro_batch: true if gradients are sharded, so that no rank keeps whole
     // gradients until the end of the step.
-    bool usually_reduces_each_micro_batch() const { return !keeps_gradients_whole(); }
+    bool reduces_each_micro_batch_by_default() const { return !keeps_gradients_whole(); }
     // Whether gradients that could be sharded stay whole until the step's last micro-batch.
     bool holds_back_gradients() const { return !keeps_gradients_whole() && !reduces_each_micro_batch; }
     // Whether reduced shards are added up: a unit's gradients are made in several rounds, and each is
@@ -61,8 +61,8 @@ struct Sharding {
     }
 
     // The next ZeRO stage, which shards more; nullopt after the last, or with one rank. With
-    // `usual_reduction` it reduces at that stage's default time, otherwise at the same time as this one.
-    std::optional<Sharding> next_stage(bool usual_reduction) const;
+    // `default_reduction` it reduces at that stage's default time, otherwise at the same time as this one.
+    std::optional<Sharding> next_stage(bool default_reduction) const;
 
     std::string description() const;
 

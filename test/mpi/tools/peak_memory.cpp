@@ -66,7 +66,7 @@ void run(const Options& options, Job& job) {
     Options small = options;
     for (const auto& [name, size] :
          {std::pair{"layers", 2}, {"heads", 2}, {"channels", 64}, {"vocab-size", 256}})
-        small.of_model.find(name)->second = std::optional<std::int64_t>(size);
+        small.model_options.find(name)->second = std::optional<std::int64_t>(size);
     train(small, job, *device, 2);
     forget_the_peak();
     const std::int64_t before = resident("VmRSS");

@@ -22,7 +22,7 @@ struct Told {
 };
 
 // A wait for this many pieces of work, of 5 ms each, with an event after each.
-Told told_in_wait(int pieces) {
+Told watch_a_wait(int pieces) {
     CudaStreams streams;
     Told told;
     const int watch = streams.add_watch([&](HostWait wait) {
@@ -57,7 +57,7 @@ TEST(CudaStreams, communication_and_copies_go_before_kernels) {
 
 TEST(CudaStreams, a_long_wait_begins_and_ends) {
     EXPECT_TRUE(run_process({}, [] {
-                    const std::vector<HostWait> told = told_in_wait(50).waits;
+                    const std::vector<HostWait> told = watch_a_wait(50).waits;
                     return told.size() >= 2 && told.front() == HostWait::begins &&
                            told.back() == HostWait::ends &&
                            std::all_of(told.begin() + 1, told.end() - 1,
@@ -68,13 +68,13 @@ TEST(CudaStreams, a_long_wait_begins_and_ends) {
 TEST(CudaStreams, events_are_reached_one_after_the_other) {
     // The last event, 51, is the one that CudaStreams records itself after the 50 of the pieces.
     EXPECT_TRUE(run_process({}, [] {
-                    const std::vector<std::ptrdiff_t> reached = told_in_wait(50).reached;
+                    const std::vector<std::ptrdiff_t> reached = watch_a_wait(50).reached;
                     return std::ranges::is_sorted(reached) && reached.front() < 50 && reached.back() == 51;
                 }).good());
 }
 
 TEST(CudaStreams, watches_are_not_told_of_a_short_wait) {
-    EXPECT_TRUE(run_process({}, [] { return told_in_wait(0).waits.empty(); }).good());
+    EXPECT_TRUE(run_process({}, [] { return watch_a_wait(0).waits.empty(); }).good());
 }
 
 }  // namespace

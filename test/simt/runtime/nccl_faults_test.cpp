@@ -13,7 +13,7 @@ using namespace std::chrono_literals;
 using Use = std::function<void(int rank, ncclComm_t all, float* x, const Stream& stream)>;
 
 // The ranks' output. Each rank begins with a communicator of all ranks and 16 numbers.
-std::string said_by_ranks(int size, const Use& use, const Environment& environment = {}) {
+std::string output_of_ranks(int size, const Use& use, const Environment& environment = {}) {
     const ncclUniqueId id = new_id();
     std::string said;
     for (const Outcome& outcome : run_ranks(
@@ -38,9 +38,10 @@ bool contains(const std::string& text, const std::string& part) {
 }
 
 TEST(Nccl, calls_that_do_not_belong_together_are_reported) {
-    const std::string counts = said_by_ranks(2, [](int rank, ncclComm_t all, float* x, const Stream& stream) {
-        must(ncclAllReduce(x, x, rank == 0 ? 16 : 15, ncclFloat32, ncclSum, all, stream));
-    });
+    const std::string counts =
+        output_of_ranks(2, [](int rank, ncclComm_t all, float* x, const Stream& stream) {
+            must(ncclAllReduce(x, x, rank == 0 ? 16 : 15, ncclFloat32, ncclSum, all, stream));
+        });
     EXPECT_TRUE(
         contains(counts,
                  "simt: rank 0's ncclAllReduce of 16 float32 meets rank 1's ncclAllReduce of 15 float32") ||
@@ -48,26 +49,27 @@ TEST(Nccl, calls_that_do_not_belong_together_are_reported) {
                  "simt: rank 1's ncclAllReduce of 15 float32 meets rank 0's ncclAllReduce of 16 float32"))
         << counts;
     const std::string operations =
-        said_by_ranks(2, [](int rank, ncclComm_t all, float* x, const Stream& stream) {
+        output_of_ranks(2, [](int rank, ncclComm_t all, float* x, const Stream& stream) {
             must(ncclAllReduce(x, x, 16, ncclFloat32, rank == 0 ? ncclSum : ncclMax, all, stream));
         });
     EXPECT_TRUE(contains(operations, "with another operation")) << operations;
-    const std::string orders = said_by_ranks(2, [](int rank, ncclComm_t all, float* x, const Stream& stream) {
-        ncclComm_t other = nullptr;
-        must(ncclCommSplit(all, 0, rank, &other, nullptr));
-        const Stream side;
-        for (const int turn : {rank, 1 - rank}) {
-            turn == 0 ? must(ncclAllReduce(x, x, 8, ncclFloat32, ncclSum, all, stream))
-                      : must(ncclAllReduce(x + 8, x + 8, 8, ncclFloat32, ncclSum, other, side));
-        }
-        stream.synchronize();
-    });
+    const std::string orders =
+        output_of_ranks(2, [](int rank, ncclComm_t all, float* x, const Stream& stream) {
+            ncclComm_t other = nullptr;
+            must(ncclCommSplit(all, 0, rank, &other, nullptr));
+            const Stream side;
+            for (const int turn : {rank, 1 - rank}) {
+                turn == 0 ? must(ncclAllReduce(x, x, 8, ncclFloat32, ncclSum, all, stream))
+                          : must(ncclAllReduce(x + 8, x + 8, 8, ncclFloat32, ncclSum, other, side));
+            }
+            stream.synchronize();
+        });
     EXPECT_TRUE(contains(orders, "that it issued in another order")) << orders;
-    const std::string overlap = said_by_ranks(1, [](int, ncclComm_t all, float* x, const Stream& stream) {
+    const std::string overlap = output_of_ranks(1, [](int, ncclComm_t all, float* x, const Stream& stream) {
         must(ncclAllReduce(x, x + 1, 8, ncclFloat32, ncclSum, all, stream));
     });
     EXPECT_TRUE(contains(overlap, "its buffers overlap, but not in the way of an in-place call")) << overlap;
-    const std::string beyond = said_by_ranks(1, [](int, ncclComm_t all, float* x, const Stream& stream) {
+    const std::string beyond = output_of_ranks(1, [](int, ncclComm_t all, float* x, const Stream& stream) {
         must(ncclAllReduce(x, x, 17, ncclFloat32, ncclSum, all, stream));
     });
     EXPECT_TRUE(contains(beyond, "a buffer is not, or not wholly, in allocated memory")) << beyond;
@@ -75,13 +77,13 @@ TEST(Nccl, calls_that_do_not_belong_together_are_reported) {
 
 TEST(Nccl, a_peer_that_does_not_come_is_named) {
     const std::string said =
-        said_by_ranks(3,
-                      [](int rank, ncclComm_t all, float* x, const Stream& stream) {
-                          if (rank == 1) std::this_thread::sleep_for(1200ms);
-                          if (rank == 1) std::_Exit(0);
-                          must(ncclAllReduce(x, x, 16, ncclFloat32, ncclSum, all, stream));
-                      },
-                      {{"SIMT_NCCL_SECONDS", "1"}});
+        output_of_ranks(3,
+                        [](int rank, ncclComm_t all, float* x, const Stream& stream) {
+                            if (rank == 1) std::this_thread::sleep_for(1200ms);
+                            if (rank == 1) std::_Exit(0);
+                            must(ncclAllReduce(x, x, 16, ncclFloat32, ncclSum, all, stream));
+                        },
+                        {{"SIMT_NCCL_SECONDS", "1"}});
     EXPECT_TRUE(contains(
         said, "simt: rank 0 of 3 still waits in ncclAllReduce of 16 float32 for rank 1 after 1 seconds"))
         << said;
