@@ -115,7 +115,7 @@ $(1):
 	@printf '%s\n' "$$$$VALUE" >$$@
 endef
 # $(call precompile,NAME,HEADER,COMMAND,FLAGS FILE,OBJECTS): OBJECTS, which COMMAND compiles, use a precompiled
-# HEADER. A file whose own flags do not allow this includes the header as usual. (With ccache and with clang++,
+# HEADER. A file whose own flags do not allow this includes the header itself. (With ccache and with clang++,
 # nothing is precompiled.)
 define precompile
 $(BUILD)/precompiled/$(1)/$(notdir $(2)): $(2) dev/precompiled.h $(4) | $(BUILD)/libraries.ok

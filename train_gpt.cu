@@ -53,7 +53,8 @@
 
 namespace {
 
-void prepare_and_run(llmc::Session& session, llmc::PreparedRun& run);
+void prepare_and_run(llmc::Session& session, std::unique_ptr<llmc::PreparedRun>& run);
+bool prepare(llmc::PreparedRun& run);
 void train(llmc::PreparedRun& run);
 
 }  // namespace
@@ -62,8 +63,8 @@ int main(int argc, char** argv) {
     // With --processes N, this process only starts N others and waits for them.
     if (const std::optional<int> status = llmc::launch_processes(argc, argv)) return *status;
     llmc::Session session(argc, argv);  // joins the other ranks
-    auto run = std::make_unique<llmc::PreparedRun>(session);
-    session.guard([&] { prepare_and_run(session, *run); });  // an error ends the job here
+    std::unique_ptr<llmc::PreparedRun> run;
+    session.guard([&] { prepare_and_run(session, run); });  // an error ends the job here
     run.reset();
     return session.finish();
 }
@@ -71,30 +72,48 @@ int main(int argc, char** argv) {
 namespace {
 
 // From the command line to the weights in memory, and then what the options ask for.
-void prepare_and_run(llmc::Session& session, llmc::PreparedRun& run) {
+void prepare_and_run(llmc::Session& session, std::unique_ptr<llmc::PreparedRun>& run) {
     if (!session.read_options()) return;  // --help or --version was printed
-    const llmc::Options& options = session.options();
-    run.earlier_record = llmc::wait_for_other_starts(session);
+    llmc::RunLocks locks;
+    // With --resume-if-any, if another start went on with the run meanwhile, this one begins anew after that.
+    do {
+        run.reset();
+        run = std::make_unique<llmc::PreparedRun>(session);
+        if (!prepare(*run)) return;
+    } while (!locks.lock_named(*run));
+    run->announce();
+    if (!run->has_work()) return;
+
+    run->load_weights();
     if (session.stops_early()) return;
+    if (run->options.generate) {
+        llmc::generate_text(*run);
+    } else {
+        train(*run);
+    }
+}
+
+// Up to the open files. Writes nothing. False if nothing is left to do: the options ask for a plan, or a signal
+// asks to stop.
+bool prepare(llmc::PreparedRun& run) {
+    llmc::Session& session = run.session;
+    run.earlier_record = llmc::wait_for_other_starts(session);
+    if (session.stops_early()) return false;
 
     run.choose_device_and_mesh();
-    if (options.print_model) return session.console().text(llmc::model_text(run.spec));
+    if (run.options.print_model) {
+        session.console().text(llmc::model_text(run.spec));
+        return false;
+    }
 
     run.plan_memory();
-    if (options.plans_only()) return llmc::show_plan(run);
+    if (run.options.plans_only()) {
+        llmc::show_plan(run);
+        return false;
+    }
 
     run.open_files();
-    if (session.stops_early()) return;
-    run.announce();
-    if (!run.has_work()) return;
-
-    run.load_weights();
-    if (session.stops_early()) return;
-    if (options.generate) {
-        llmc::generate_text(run);
-    } else {
-        train(run);
-    }
+    return !session.stops_early();
 }
 
 // Trains to the last step, or until a signal asks it to stop. With --steps 0 it only evaluates the given

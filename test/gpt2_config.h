@@ -1,7 +1,11 @@
-// A GPT-2 of any size, for tests.
+// Models of any size, for tests.
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "llmc/model/family.h"
 
@@ -19,14 +23,27 @@ struct GPTConfig {
     bool operator==(const GPTConfig&) const = default;
 };
 
+// The choices of a named model, with some of them changed.
+inline ModelChoices choices_with(std::string_view model,
+                                 const std::vector<std::pair<std::string, ModelValue>>& changes) {
+    ModelChoices choices = choices_of(model);
+    for (const auto& [name, value] : changes) choices.values.at(name) = value;
+    return choices;
+}
+
+inline Model model_with(std::string_view model,
+                        const std::vector<std::pair<std::string, ModelValue>>& changes) {
+    return make_model(family_of(model), choices_with(model, changes));
+}
+
 inline Model gpt2(const GPTConfig& m) {
-    return make_model(family_of("gpt2"), {{{"layers", m.layers},
-                                           {"heads", m.heads},
-                                           {"channels", m.channels},
-                                           {"seq-len", m.sequence_length},
-                                           {"vocab-size", m.vocabulary},
-                                           {"bias", m.bias},
-                                           {"tied-head", m.tied_head}}});
+    return model_with("gpt2", {{"layers", m.layers},
+                               {"heads", m.heads},
+                               {"channels", m.channels},
+                               {"seq-len", m.sequence_length},
+                               {"vocab-size", m.vocabulary},
+                               {"bias", m.bias},
+                               {"tied-head", m.tied_head}});
 }
 
 }  // namespace llmc

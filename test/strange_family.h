@@ -34,7 +34,8 @@ inline Part attention_layer(std::int64_t heads, std::int64_t head_size) {
     const int n = layernorm(t, "ln_1", t.input(), false);
     const int q =
         product(t, "attn.qkv", gather(t, n), {3, heads, head_size}, by_outputs(1, "heads"), true, normal);
-    const int a = product(t, "attn.out", attention(t, "attn", q), {wide}, by_inputs(), false, normal);
+    const int a =
+        product(t, "attn.out", attention(t, "attn", q, {heads, heads}), {wide}, by_inputs(), false, normal);
     const int u = product(t, "skip.up", gather(t, t.input()), {12}, by_outputs(0, "channels"), false, normal);
     const int d = product(t, "skip.down", u, {wide}, by_inputs(), true, normal);
     const auto [sum, n2] = add_layernorm(t, "ln_2", scatter(t, d), scatter(t, a), true);
@@ -137,7 +138,7 @@ inline int attention_on(Trace& t, const std::string& name, int x, bool is_gelu =
     const ProductSplit heads = by_outputs(1, "heads");
     const int q = is_gelu ? product_gelu(t, qkv, gather(t, x), {3, 4, 6}, heads, true, normal)
                           : product(t, qkv, gather(t, x), {3, 4, 6}, heads, true, normal);
-    return product(t, name + ".out", attention(t, name, q), {narrow}, by_inputs(), true, normal);
+    return product(t, name + ".out", attention(t, name, q, {4, 4}), {narrow}, by_inputs(), true, normal);
 }
 // Each layer ends in a norm. Its last operation therefore also makes values that are kept, and its output is
 // no sum.
@@ -171,7 +172,8 @@ inline int attention_late(Trace& t, int x) {
 inline int names_of_others(Trace& t, int x) {
     const int q = product(t, "attn", gather(t, layernorm(t, "ln_1", x, true)), {3, 4, 6},
                           by_outputs(1, "heads"), true, normal);
-    const int a = scatter(t, product(t, "out", attention(t, "attn", q), {narrow}, by_inputs(), true, normal));
+    const int a =
+        scatter(t, product(t, "out", attention(t, "attn", q, {4, 4}), {narrow}, by_inputs(), true, normal));
     const int h = add(t, a, x);
     const int g = add(t, two_products(t, "mlp", layernorm(t, "ln_2", h, true), 8, narrow), x);
     return add(t, h, add(t, g, layernorm(t, "ln_3", g, true)));

@@ -139,10 +139,11 @@ class TimedOps final : public Ops {
     }
 
     void swiglu_forward(const Tensor& out, const Tensor& in) override {
-        measure("swiglu_forward", DType::fp32, 0, bytes_of({out, in}), [&] { ops_.swiglu_forward(out, in); });
+        measure("swiglu_forward", DType::fp32, 5 * elements(out), bytes_of({out, in}),
+                [&] { ops_.swiglu_forward(out, in); });
     }
     void swiglu_backward(const Tensor& din, const Tensor& dout, const Tensor& in) override {
-        measure("swiglu_backward", DType::fp32, 0, bytes_of({din, dout, in}),
+        measure("swiglu_backward", DType::fp32, 11 * elements(dout), bytes_of({din, dout, in}),
                 [&] { ops_.swiglu_backward(din, dout, in); });
     }
     void relu_squared_forward(const Tensor& out, const Tensor& in) override {

@@ -56,7 +56,7 @@ find "$folder/lib" -name '*.so*' -exec strip --strip-unneeded {} +
 
 cd "$root"
 cp --parents dev/gpu/*.py dev/cpu/torch_step.py dev/lab/report.py test/python/{model_bounds,model_comparison}.py \
-    test/python/{program,reference_model,safetensors_file}.py "$folder"
+    test/python/{program,reference_gpt2,reference_llama,reference_model,safetensors_file}.py "$folder"
 cp dev/gpu/gpu_check.sh "$folder/gpu_check"
 git describe --always --dirty --exclude='*' >"$folder/commit.txt" 2>/dev/null || echo unknown >"$folder/commit.txt"
 

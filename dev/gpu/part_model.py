@@ -33,13 +33,13 @@ class Extent:
         self.zero = [(2, "bf16", 2, "micro-batch"), (4, "fp32", 2, "step"), (2, "fp32", 1, "step")][:1 if tiny else 3]
 
     def sizes(self):
-        from reference_model import Sizes
-        return Sizes(layers=self.layers, heads=self.heads, channels=self.channels, seq_len=self.T, vocab_size=self.V)
+        from reference_gpt2 import GPT2
+        return GPT2(layers=self.layers, heads=self.heads, channels=self.channels, seq_len=self.T, vocab_size=self.V)
 
     def models(self):
         import model_comparison
-        from reference_model import Sizes
-        return [(Sizes(layers=1, heads=2, channels=16, seq_len=5, vocab_size=11), 2, 1)] if self.tiny else model_comparison.MODELS
+        from reference_gpt2 import GPT2
+        return [(GPT2(layers=1, heads=2, channels=16, seq_len=5, vocab_size=11), 2, 1)] if self.tiny else model_comparison.MODELS
 
     def text_model(self):
         """The options of a model of bytes, which learns the embedded stories."""

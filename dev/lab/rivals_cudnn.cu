@@ -19,7 +19,8 @@ class Attention {
           qkv_(rows() * (sizes.heads + 2 * sizes.key_heads) * sizes.head_size),
           out_(rows() * sizes.heads * sizes.head_size),
           lse_(rows() * sizes.heads),
-          workspace_(std::max<std::int64_t>(static_cast<std::int64_t>(cudnn_->workspace_bytes(sizes)), 1)) {
+          workspace_(
+              std::max<std::int64_t>(static_cast<std::int64_t>(cudnn_->workspace_bytes(sizes, false)), 1)) {
         cudnn_->set_workspace(workspace_.data());
         Draw draw(1);
         draw.normal(qkv_, 1);

@@ -17,6 +17,7 @@
 #include "llmc/core/error.h"
 #include "llmc/core/text.h"
 #include "llmc/data/samples.h"
+#include "llmc/data/shard_names.h"
 #include "llmc/data/stories/stories.h"
 
 namespace llmc {
@@ -96,24 +97,55 @@ Text part(const Text& text, std::size_t begin, std::size_t end) {
             text.bytes};
 }
 
-// Whether token shards hold bytes, according to the manifest that the scripts in data/ write next to them.
-bool are_bytes(const std::vector<std::string>& shards) {
-    std::ifstream file(std::filesystem::path(shards.at(0)).parent_path() / "manifest.json");
+// The tokenizer of token shards, according to the manifest that the scripts in data/ write next to them. Empty
+// if it does not say; adds a note if it cannot be read.
+std::string tokenizer_of(Data& data, const std::vector<std::string>& shards) {
+    const std::filesystem::path path = std::filesystem::path(shards.at(0)).parent_path() / "manifest.json";
+    std::error_code ignored;
+    if (!std::filesystem::exists(path, ignored)) return "";
+    std::ifstream file(path);
     const auto manifest = nlohmann::json::parse(file, nullptr, false);
-    return manifest.is_object() && manifest.value("/settings/tokenizer"_json_pointer, "") == "bytes";
+    if (!manifest.is_object()) {
+        data.notes.push_back(
+            fmt::format("{} cannot be read as JSON in UTF-8, so the tokenizer of the shards is not known",
+                        path.string()));
+        return "";
+    }
+    const auto tokenizer = "/settings/tokenizer"_json_pointer;
+    return manifest.contains(tokenizer) && manifest[tokenizer].is_string() ? manifest[tokenizer] : "";
+}
+
+// Whether the first tokens of the first shards are all below 256. Other tokenizers' texts have larger tokens.
+bool look_like_bytes(const TokenSource& source) {
+    constexpr std::size_t most_shards = 8;
+    constexpr std::int64_t most_tokens = 1 << 16;
+    for (std::size_t shard = 0; shard < std::min(source.shards(), most_shards); ++shard) {
+        std::vector<std::int32_t> tokens(
+            static_cast<std::size_t>(std::min(source.tokens(shard), most_tokens)));
+        source.read(shard, 0, tokens);
+        if (std::ranges::any_of(tokens, [](std::int32_t token) { return token >= 256; })) return false;
+    }
+    return true;
 }
 
 // Adds a note if tokens are bytes and the vocabulary is larger. Training on them works, but gives a model of
 // bytes with GPT-2's size.
-void note_bytes(Data& data, const std::string& pattern, const Found& found, std::int64_t vocabulary) {
-    if (vocabulary <= 256 || (!found.text && !are_bytes(found.files))) return;
+void note_bytes(Data& data, const std::string& pattern, const Found& found, const TokenSource& source,
+                std::int64_t vocabulary) {
+    if (vocabulary <= 256) return;
+    std::string what = "has 256 different tokens (bytes)";
+    if (!found.text) {
+        const std::string tokenizer = tokenizer_of(data, found.files);
+        if (tokenizer.empty() && look_like_bytes(source))
+            what = "looks like bytes (its first tokens are all below 256)";
+        else if (tokenizer != "bytes")
+            return;
+    }
     const std::string remedy =
         found.text ? fmt::format("`python data/text.py {}` converts it to GPT-2's tokens", pattern)
                    : "without --tokenizer bytes, the scripts in data/ make GPT-2's tokens";
-    data.notes.push_back(
-        fmt::format("{} has 256 different tokens (bytes), but the vocabulary is {}; {}, and --model mini is "
-                    "for bytes",
-                    pattern, grouped(vocabulary), remedy));
+    data.notes.push_back(fmt::format("{} {}, but the vocabulary is {}; {}, and --model mini is for bytes",
+                                     pattern, what, grouped(vocabulary), remedy));
 }
 
 std::string describe(const std::string& what, const TokenSource& source) {
@@ -164,17 +196,17 @@ std::vector<FileRecord> records_of(const Found& found, const TokenSource& source
     return records;
 }
 
-void take_files(Data& data, const std::string& pattern, const Found& found, std::int64_t vocabulary) {
+void take_files(Data& data, const std::string& pattern, const Found& found, const TokenSource& source,
+                std::int64_t vocabulary) {
     data.files.insert(data.files.end(), found.files.begin(), found.files.end());
-    note_bytes(data, pattern, found, vocabulary);
+    note_bytes(data, pattern, found, source, vocabulary);
     if (found.has_mark)
         data.notes.push_back(
             fmt::format("{} begins with a UTF-8 byte order mark, which is skipped", pattern));
 }
 
 // A file may have several names, which lead to the same device and inode.
-void refuse_common_file(const std::vector<std::string>& training,
-                        const std::vector<std::string>& validation) {
+void refuse_common_file(const std::vector<std::string>& training, const Found& validation) {
     const auto identity = [](const std::string& file) {
         struct stat status {};
         const bool exists = stat(file.c_str(), &status) == 0;
@@ -184,13 +216,15 @@ void refuse_common_file(const std::vector<std::string>& training,
     for (const std::string& file : training) {
         if (const auto found = identity(file)) known.insert(*found);
     }
-    for (const std::string& file : validation) {
+    for (const std::string& file : validation.files) {
         const auto found = identity(file);
         if (found && known.contains(*found)) {
             user_error(
                 "--val-data: '{}' is in --train-data too, so the model would train on its validation data; "
-                "give other files, such as 'train_*.bin' and 'val_*.bin'",
-                file);
+                "{}",
+                file,
+                validation.text ? "leave out --val-data, and the last 10% of the text is for validation"
+                                : "give other files, such as 'train_*.bin' and 'val_*.bin'");
         }
     }
 }
@@ -205,6 +239,16 @@ void record_validation(Data& data, const Found& found, std::int64_t sequence_len
                                .samples = ValidationWindows(*data.validation, sequence_length).windows()};
 }
 
+// The text would be read as bytes, but the model's tokens are others.
+void refuse_text_for_folder(const DataOptions& options, const char* option) {
+    if (options.folder.empty()) return;
+    user_error(
+        "{}: the model of {} has its own tokenizer, which cannot encode texts here yet; give token shards "
+        "made "
+        "with it, as 'PATTERN*.bin' in quotes",
+        option, options.folder);
+}
+
 void open_training(Data& data, const DataOptions& options) {
     const bool embedded = options.train_data.empty();
     std::shared_ptr<const Stories> stories;
@@ -214,20 +258,24 @@ void open_training(Data& data, const DataOptions& options) {
         found.text = embedded_stories(stories);
     } else {
         found = find(options.train_data, "--train-data");
-        take_files(data, options.train_data, found, options.vocabulary);
     }
     if (!found.text) {
+        const std::string note = note_on_validation_shards(options.train_data, found.files);
+        if (options.trains && options.val_data.empty() && !note.empty()) data.notes.push_back(note);
         data.training = open_token_shards(found.files, options.vocabulary, "--train-data");
+        take_files(data, options.train_data, found, *data.training, options.vocabulary);
         data.training_description =
             describe(shards_text(options.train_data, found.files.size()), *data.training);
         record_training(data, found, options.sequence_length);
         return;
     }
 
+    refuse_text_for_folder(options, "--train-data");
     const Text& text = *found.text;
     const std::size_t all = text.bytes.size();
     const std::size_t cut = options.val_data.empty() ? training_bytes(text) : all;
     data.training = make_text_source(part(text, 0, cut), options.vocabulary);
+    if (!embedded) take_files(data, options.train_data, found, *data.training, options.vocabulary);
     data.training_description = describe((cut < all ? "first 90% of " : "") + text.name, *data.training);
     record_training(data, found, options.sequence_length);
     if (cut == all) return;
@@ -239,9 +287,9 @@ void open_training(Data& data, const DataOptions& options) {
 
 void open_validation(Data& data, const DataOptions& options) {
     const Found found = find(options.val_data, "--val-data");
-    if (options.trains) refuse_common_file(data.files, found.files);
-    take_files(data, options.val_data, found, options.vocabulary);
+    if (options.trains) refuse_common_file(data.files, found);
     if (found.text) {
+        refuse_text_for_folder(options, "--val-data");
         data.validation = make_text_source(*found.text, options.vocabulary);
         data.validation_description = describe(found.text->name, *data.validation);
     } else {
@@ -249,6 +297,7 @@ void open_validation(Data& data, const DataOptions& options) {
         data.validation_description =
             describe(shards_text(options.val_data, found.files.size()), *data.validation);
     }
+    take_files(data, options.val_data, found, *data.validation, options.vocabulary);
     record_validation(data, found, options.sequence_length);
 }
 

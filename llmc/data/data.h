@@ -21,6 +21,8 @@ struct DataOptions {
     std::int64_t sequence_length;
     std::int64_t sequences = 1;  // in one step; the training source must have as many
     bool trains = true;          // false: an evaluation, which may validate on the training files
+    // The folder of a model with a tokenizer of its own: data must be token shards. Empty: any data.
+    std::string folder{};
 };
 
 struct Data {

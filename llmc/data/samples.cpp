@@ -65,13 +65,13 @@ std::int64_t training_windows(const TokenSource& source, std::int64_t sequence_l
 TrainingSamples::TrainingSamples(const TokenSource& source, std::int64_t sequence_length, std::uint64_t seed)
     : source_(source), sequence_length_(sequence_length), seed_(seed), first_window_{0} {
     for (std::size_t shard = 0; shard < source.shards(); ++shard) {
-        first_window_.push_back(first_window_.back() + (source.tokens(shard) - 1) / sequence_length);
+        const std::int64_t pairs = std::max<std::int64_t>(source.tokens(shard) - 1, 0);
+        first_window_.push_back(first_window_.back() + pairs / sequence_length);
     }
-    check(windows() > 0, "a training source of at least one window");
 }
 
 TrainingSamples::Window TrainingSamples::window(std::int64_t sample) const {
-    check(sample >= 0, "samples count from 0");
+    check(sample >= 0 && windows() > 0, "samples count from 0, in a source of at least one window");
     const std::int64_t epoch = sample / windows();
     const std::uint64_t epoch_seed = RandomStream(seed_, "epoch").bits(static_cast<std::uint64_t>(epoch));
     const std::int64_t window = Permutation(epoch_seed, windows())(sample % windows());

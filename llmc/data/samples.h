@@ -36,7 +36,7 @@ std::int64_t training_windows(const TokenSource& source, std::int64_t sequence_l
 // number, new in each epoch.
 class TrainingSamples {
   public:
-    // `source` must outlive the object and have at least one window.
+    // `source` must outlive the object. Without a window in it, there are no samples to read.
     TrainingSamples(const TokenSource& source, std::int64_t sequence_length, std::uint64_t seed);
 
     std::int64_t windows() const { return first_window_.back(); }  // in an epoch

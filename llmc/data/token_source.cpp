@@ -11,13 +11,12 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
-#include <filesystem>
-#include <string_view>
 #include <system_error>
 #include <utility>
 
 #include "llmc/core/error.h"
 #include "llmc/core/text.h"
+#include "llmc/data/shard_names.h"
 
 namespace llmc {
 
@@ -26,18 +25,6 @@ namespace {
 [[noreturn]] void cannot_read(const std::string& path, const std::string& option, int error) {
     user_error("{}: cannot read '{}': {}; give a readable file", option, path,
                std::generic_category().message(error));
-}
-
-// The pattern of the shards in a directory: those whose names begin with `split`, as the scripts in data/ name
-// them, or all, if there are no such names.
-std::string shards_in(const std::filesystem::path& directory, std::string_view split) {
-    std::error_code ignored;
-    bool has_split = false;
-    for (const auto& entry : std::filesystem::directory_iterator(directory, ignored)) {
-        const std::string name = entry.path().filename().string();
-        has_split = has_split || (name.starts_with(split) && name.ends_with(".bin"));
-    }
-    return (directory / fmt::format("{}*.bin", has_split ? fmt::format("{}", split) : "")).string();
 }
 
 }  // namespace
@@ -64,8 +51,7 @@ void MappedFile::map(int file, const std::string& option) {
     struct stat status {};
     if (fstat(file, &status) != 0) cannot_read(path_, option, errno);
     if (S_ISDIR(status.st_mode)) {
-        user_error("{}: '{}' is a directory; give a file in it, or its token shards as '{}' in quotes",
-                   option, path_, shards_in(path_, option == "--val-data" ? "val_" : "train_"));
+        user_error("{}: '{}' is a directory; {}", option, path_, advice_for_directory(path_, option));
     }
     if (!S_ISREG(status.st_mode)) {
         user_error("{}: '{}' is not a regular file, but it is read several times; give a regular file",

@@ -20,6 +20,14 @@ struct Heads {
 // The elements of a row of the tensor, heads and others.
 inline std::int64_t row_elements(const Heads& heads) { return heads.rows.shape.last(); }
 
+// A tensor as rows of so many elements: (N,R), or (B,T,R) if it has the dimensions of sequences too.
+inline Tensor rows_of_heads(const Tensor& tensor, std::int64_t row) {
+    check(row > 0 && tensor.elements() % row == 0, "heads lie in whole rows");
+    const std::int64_t rows = tensor.elements() / row;
+    if (tensor.shape.dimensions() < 3 || rows % tensor.shape[0] != 0) return tensor.view({rows, row});
+    return tensor.view({tensor.shape[0], rows / tensor.shape[0], row});
+}
+
 // Queries, keys and values in the rows of one tensor, as one product makes them.
 struct PackedHeads {
     Heads q, k, v;
@@ -30,8 +38,7 @@ struct PackedHeads {
 inline PackedHeads packed_heads(const Tensor& rows, std::int64_t heads, std::int64_t key_heads,
                                 std::int64_t size) {
     const std::int64_t row = (heads + 2 * key_heads) * size;
-    check(row > 0 && rows.elements() % row == 0, "packed heads are whole rows of q, k and v");
-    const Tensor view = rows.view({rows.elements() / row, row});
+    const Tensor view = rows_of_heads(rows, row);
     return {{view, 0, heads, size},
             {view, heads * size, key_heads, size},
             {view, (heads + key_heads) * size, key_heads, size}};

@@ -73,10 +73,12 @@ struct WorkspaceRequest {
     std::int64_t largest_matmul_channels;
     std::int64_t head_rows;  // rows of logits computed at a time
     DType dtype;
-    std::int64_t vocabulary = 0;  // padded
-    std::int64_t head_size = 0;   // 0: channels / heads
-    std::int64_t key_heads = 0;   // heads of keys and values of attention; 0: `heads`
-    std::int64_t window = 0;      // the most keys that a row sees; 0: no limit
+    std::int64_t vocabulary = 0;          // padded
+    std::int64_t head_size = 0;           // 0: channels / heads
+    std::int64_t key_heads = 0;           // heads of keys and values of attention; 0: `heads`
+    std::int64_t window = 0;              // the most keys that a row sees; 0: no limit
+    std::int64_t layernorm_channels = 0;  // C of layernorms; 0: there are none
+    bool queries_apart = false;           // queries and keys lie in a tensor apart from the values
 
     std::int64_t size_of_head() const { return head_size > 0 ? head_size : channels / heads; }
     std::int64_t heads_of_keys() const { return key_heads > 0 ? key_heads : heads; }
@@ -263,10 +265,10 @@ class Ops {
     virtual void head_norm_sums(const Tensor& sums, const Heads& in) = 0;
     // With h = x rstd and g = dout weight:
     //   din = rstd (g - h 1/D sum_i(g_i h_i));  dweight += sum over rows and heads of dout h
-    // `shared` is as in head_norm_forward, with sums of g h. din may be dout.
-    // din has the same bits whether or not the same call computes dweight.
-    //   din, dout, in X, of the same count and size; dweight fp32 (D) [optional]; weight X (D) [optional];
-    //   rstd fp32 (N, count)
+    // `shared` is as in head_norm_forward, with sums of g h; dweight does not need it. din may be dout.
+    // Each output has the same bits whether or not the same call computes the other.
+    //   din [optional: without rows], dout, in X, of the same count and size; dweight fp32 (D) [optional];
+    //   weight X (D) [optional]; rstd fp32 (N, count)
     virtual void head_norm_backward(const Heads& din, const Tensor& dweight, const Heads& dout,
                                     const Heads& in, const Tensor& weight, const Tensor& rstd,
                                     const std::optional<SharedRows>& shared = {}) = 0;

@@ -18,6 +18,7 @@
 #include "llmc/core/text.h"
 #include "llmc/io/files.h"
 #include "llmc/io/model_files.h"
+#include "llmc/io/weight_files.h"
 
 namespace llmc {
 
@@ -293,7 +294,7 @@ void remove_checkpoints(const std::filesystem::path& directory, const std::files
 
 std::filesystem::path weights_in(const std::filesystem::path& path) {
     std::error_code ignored;
-    return std::filesystem::is_directory(path, ignored) ? path / model_file : path;
+    return std::filesystem::is_directory(path, ignored) && !is_model_folder(path) ? path / model_file : path;
 }
 
 void load_checkpoint(const CheckpointInfo& checkpoint, Device& device, ParameterStore& store,

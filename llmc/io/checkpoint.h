@@ -88,7 +88,8 @@ void remove_checkpoints(const std::filesystem::path& directory, const std::files
 // The newest of these checkpoints whose files all match their checksums. Empty if there is none.
 std::optional<CheckpointInfo> newest_whole(const std::vector<CheckpointInfo>& checkpoints);
 
-// The file with the weights: the weights of a checkpoint, if the path is a directory, else the path itself.
+// The file with the weights of a checkpoint, if the path is that of one; else the path itself, of a file or of a
+// folder in Hugging Face's format.
 std::filesystem::path weights_in(const std::filesystem::path& path);
 
 // Verifies the sizes and checksums of the files that it reads. Loads the weights, and the moments too if

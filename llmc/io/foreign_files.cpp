@@ -6,12 +6,16 @@
 #include <array>
 #include <cctype>
 
+#include "llmc/core/text.h"
+
 namespace llmc {
 
 namespace {
 
 constexpr std::string_view convert_with_pytorch =
     "load it with PyTorch, and save its tensors with safetensors.torch.save_file";
+constexpr std::string_view convert_with_numpy =
+    "load it with NumPy, and save its arrays with safetensors.numpy.save_file";
 
 // A file of another kind begins with `magic`, in lower case.
 struct Kind {
@@ -23,6 +27,11 @@ constexpr std::array kinds = {
     Kind{"\x80\x03", "a pickle of Python", convert_with_pytorch},
     Kind{"\x80\x04", "a pickle of Python", convert_with_pytorch},
     Kind{"\x80\x05", "a pickle of Python", convert_with_pytorch},
+    Kind{"\x93numpy", "an array of NumPy", convert_with_numpy},
+    Kind{"\x1f\x8b", "compressed by gzip", "unpack it with gunzip"},
+    Kind{"\x89hdf\r\n\x1a\n", "an HDF5 file", "give the safetensors file of the same model"},
+    Kind{"\x88\xd8\x34\x01", "a token shard", "give it to --train-data or --val-data"},
+    Kind{"\xa1\xd9\x34\x01", "a token shard", "give it to --train-data or --val-data"},
     Kind{"gguf", "a GGUF file", "give the safetensors file of the same model"},
     Kind{"version https://git-lfs", "only a pointer to a file in Git LFS", "get the file with git lfs pull"},
     Kind{"<!doctype html", "a web page", "download the file itself"},
@@ -37,14 +46,39 @@ std::string in_lower_case(std::string_view text) {
     return lower;
 }
 
+// Whether the first member of a zip archive is an array: its name begins at byte 30, and its length is at byte 26.
+bool is_npz(std::string_view beginning) {
+    if (!beginning.starts_with("PK\x03\x04") || beginning.size() < 30) return false;
+    const auto length = static_cast<unsigned char>(beginning[26]);
+    return beginning.substr(30, length).ends_with(".npy");
+}
+
+// The length without the last character if that may be cut: it begins at the last byte that continues none.
+std::size_t whole_characters(std::string_view text) {
+    std::size_t end = text.size();
+    while (end > 0 && (static_cast<unsigned char>(text[end - 1]) & 0xc0) == 0x80) --end;
+    return end > 0 ? end - 1 : 0;
+}
+
+bool is_text(std::string_view beginning) {
+    return std::ranges::all_of(beginning,
+                               [](unsigned char c) {
+                                   return c >= ' ' ? c != 0x7f
+                                                   : c == '\t' || c == '\n' || c == '\r' || c == '\f';
+                               }) &&
+           is_utf8(beginning.substr(0, whole_characters(beginning)));
+}
+
 }  // namespace
 
 std::string recognize_foreign_file(std::string_view beginning) {
     const std::string lower = in_lower_case(beginning);
     if (lower.starts_with('{') && lower.find("\"weight_map\"") != std::string::npos)
         return fmt::format("an index of shards, without weights; {}", advice_for_shards());
+    if (is_npz(beginning)) return fmt::format("an .npz file of NumPy; {}", convert_with_numpy);
     const auto kind = std::ranges::find_if(kinds, [&](const Kind& k) { return lower.starts_with(k.magic); });
-    return kind == kinds.end() ? "" : fmt::format("{}; {}", kind->is, kind->advice);
+    if (kind != kinds.end()) return fmt::format("{}; {}", kind->is, kind->advice);
+    return is_text(beginning) ? "a text; give a .safetensors file" : "";
 }
 
 bool is_one_of_several_shards(const std::filesystem::path& path) {
@@ -57,9 +91,6 @@ bool is_one_of_several_shards(const std::filesystem::path& path) {
     });
 }
 
-std::string advice_for_shards() {
-    return "give one file with all tensors, as transformers writes with "
-           "save_pretrained(FOLDER, max_shard_size=\"1TB\")";
-}
+std::string advice_for_shards() { return "give the folder that holds the index, the shards and config.json"; }
 
 }  // namespace llmc

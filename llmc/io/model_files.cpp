@@ -14,6 +14,7 @@
 #include "llmc/io/foreign_files.h"
 #include "llmc/io/safetensors.h"
 #include "llmc/io/tensor_names.h"
+#include "llmc/io/weight_files.h"
 
 namespace llmc {
 
@@ -34,7 +35,7 @@ Shape file_shape(const ParamSpec& spec) {
     const std::int64_t columns = spec.shape.last();
     const std::int64_t rows = spec.shape.elements() / columns;
     if (spec.is_vector) return {spec.shape.elements()};
-    return spec.transposed_in_files ? Shape{columns, rows} : spec.shape;
+    return spec.transposed_in_files ? Shape{columns, rows} : Shape{rows, columns};
 }
 
 // to (columns, rows) = the transpose of from (rows, columns).
@@ -53,12 +54,15 @@ std::span<Number> tensor_of(std::span<Number> flat, const UnitLayout::Entry& ent
                         static_cast<std::size_t>(entry.spec.shape.elements()));
 }
 
-std::vector<SafetensorsEntry> table_of(std::span<const UnitLayout> units, std::span<const Kind> kinds) {
+// The tensors of a file, with kinds in their order. `dtype` is the format's name of that of all elements.
+std::vector<SafetensorsEntry> table_of(std::span<const UnitLayout> units, std::span<const Kind> kinds,
+                                       const Model::Files& files, const char* dtype) {
     std::vector<SafetensorsEntry> table;
     for (const Kind& kind : kinds) {
         for (const UnitLayout& unit : units) {
             for (const UnitLayout::Entry& entry : unit.entries())
-                table.push_back({unit.full_name(entry.spec) + kind.suffix, "F32", file_shape(entry.spec)});
+                table.push_back({files.name_in_file(unit.full_name(entry.spec)) + kind.suffix, dtype,
+                                 file_shape(entry.spec)});
         }
     }
     return table;
@@ -75,10 +79,11 @@ void collect_all(const ParameterStore& store, UnitTransfer& transfer, std::span<
     }
 }
 
-void save(const std::filesystem::path& file, const ParameterStore& store, UnitTransfer& transfer,
-          std::span<const Kind> kinds, bool sync) {
-    if (!transfer.is_root()) return collect_all(store, transfer, kinds, [](auto&&...) {});
-    SafetensorsWriter writer(file, table_of(transfer.units(), kinds));
+// Calls f(name in the file, values) on the root, in the order of the table.
+template <class F>
+void collect_tensors(const ParameterStore& store, UnitTransfer& transfer, std::span<const Kind> kinds,
+                     F&& f) {
+    const Model::Files& files = store.part().outline->files;
     std::vector<float> transposed;
     collect_all(store, transfer, kinds, [&](const Kind& kind, int unit, std::span<const float> flat) {
         const UnitLayout& layout = transfer.units()[static_cast<std::size_t>(unit)];
@@ -90,8 +95,17 @@ void save(const std::filesystem::path& file, const ParameterStore& store, UnitTr
                 transpose(transposed, values, entry.spec.shape.elements() / columns, columns);
                 values = transposed;
             }
-            writer.append(layout.full_name(entry.spec) + kind.suffix, std::as_bytes(values));
+            f(files.name_in_file(layout.full_name(entry.spec)) + kind.suffix, values);
         }
+    });
+}
+
+void save(const std::filesystem::path& file, const ParameterStore& store, UnitTransfer& transfer,
+          std::span<const Kind> kinds, bool sync) {
+    if (!transfer.is_root()) return collect_all(store, transfer, kinds, [](auto&&...) {});
+    SafetensorsWriter writer(file, table_of(transfer.units(), kinds, store.part().outline->files, "F32"));
+    collect_tensors(store, transfer, kinds, [&](const std::string& name, std::span<const float> values) {
+        writer.append(name, std::as_bytes(values));
     });
     writer.finish(sync);
 }
@@ -110,7 +124,7 @@ class ModelFile {
     }
 
     const std::filesystem::path& path() const { return path_; }
-    const SafetensorsReader& reader() const { return reader_; }
+    const WeightFiles& reader() const { return reader_; }
 
     // The name of a tensor in the file. An untied head that the file lacks begins as a copy of the table. A tied
     // head is the table, and programs save such a table by either name. UserError if there is no such tensor.
@@ -139,6 +153,10 @@ class ModelFile {
     void check_names() const {
         for (const auto& [name, in_file] : names_.all()) {
             if (is_ignored(name) || name == files().head || known_.contains(name)) continue;
+            if (name.ends_with(first_moment.suffix) || name.ends_with(second_moment.suffix))
+                user_error(
+                    "{} holds the optimizer's moments, not weights; give the model.safetensors beside it",
+                    path_.string());
             const bool is_bias =
                 name.ends_with(".bias") && known_.contains(name.substr(0, name.rfind('.')) + ".weight");
             if (is_bias && !has_biases() && !files().no_biases.empty())
@@ -173,13 +191,19 @@ class ModelFile {
     bool has_biases() const {
         return std::ranges::any_of(known_, [](const std::string& name) { return name.ends_with(".bias"); });
     }
-    bool copies_table() const { return known_.contains(files().head) && !names_.contains(files().head); }
+    // A folder says itself whether its head is tied; a file does not.
+    bool copies_table() const {
+        return known_.contains(files().head) && !names_.contains(files().head) && !is_model_folder(path_);
+    }
     bool has_table_as_head() const {
         return !known_.contains(files().head) && names_.contains(files().head) &&
                !names_.contains(files().table);
     }
     [[noreturn]] void refuse_missing(const std::string& name) const {
-        const std::string fault = fmt::format("{}: there is no tensor {}", path_.string(), in_quotes(name));
+        const std::string fault =
+            fmt::format("{}: there is no tensor {}", path_.string(), in_quotes(files().name_in_file(name)));
+        if (name == files().head && is_model_folder(path_))
+            user_error("{}; if the head shares the token embedding's weights, give --tied-head", fault);
         if (is_one_of_several_shards(path_)) user_error("{}; {}", fault, advice_for_shards());
         if (name == files().table && names_.contains(files().head) && !files().untied_head.empty()) {
             user_error("{}, only {}, so the file's head is tied; leave out {}", fault, files().head,
@@ -196,7 +220,7 @@ class ModelFile {
 
     std::filesystem::path path_;
     const Outline& outline_;
-    SafetensorsReader reader_;
+    WeightFiles reader_;
     TensorNames names_;
     std::set<std::string> known_;
 };
@@ -235,7 +259,7 @@ void check_shape(const ModelFile& model, const std::string& name, const ParamSpe
 // Reads a unit's tensors of one kind into its flat buffer.
 void read_unit(const ModelFile& model, const UnitLayout& layout, const Kind& kind, std::span<float> flat) {
     const std::filesystem::path& file = model.path();
-    const SafetensorsReader& reader = model.reader();
+    const WeightFiles& reader = model.reader();
     std::vector<float> transposed;
     for (const UnitLayout::Entry& entry : layout.entries()) {
         const std::string name = model.name_of(layout.full_name(entry.spec) + kind.suffix);
@@ -272,6 +296,15 @@ std::unique_ptr<const ModelFile> open_on_root(const std::filesystem::path& file,
 }
 
 }  // namespace
+
+std::vector<SafetensorsEntry> weights_table(const ParameterStore& store, const UnitTransfer& transfer,
+                                            const char* dtype) {
+    return table_of(transfer.units(), std::span(&weights, 1), store.part().outline->files, dtype);
+}
+
+void collect_weights(const ParameterStore& store, UnitTransfer& transfer, const SeeTensor& f) {
+    collect_tensors(store, transfer, std::span(&weights, 1), f);
+}
 
 void save_tensors(const std::filesystem::path& file, const ParameterStore& store, UnitTransfer& transfer,
                   Flat flat, bool sync) {

@@ -4,10 +4,12 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "llmc/io/safetensors.h"
 #include "llmc/parallel/zero/parameter_store.h"
 #include "llmc/parallel/zero/unit_transfer.h"
 
@@ -23,6 +25,13 @@ inline void save_weights(const std::filesystem::path& file, const ParameterStore
                          UnitTransfer& transfer, bool sync) {
     save_tensors(file, store, transfer, &UnitBuffers::master, sync);
 }
+
+// The tensors of the weights, in the order in which collect_weights() calls f(name, values) with each on the root.
+// `dtype` is the format's name of that of the file.
+std::vector<SafetensorsEntry> weights_table(const ParameterStore& store, const UnitTransfer& transfer,
+                                            const char* dtype);
+using SeeTensor = std::function<void(const std::string& name, std::span<const float> values)>;
+void collect_weights(const ParameterStore& store, UnitTransfer& transfer, const SeeTensor& f);
 
 // Checks the names and shapes of the file's tensors against a model with these units. Reads only the header.
 // UserError if the file is not a safetensors file or does not match. Returns notes for the user.

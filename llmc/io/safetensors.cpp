@@ -170,8 +170,8 @@ SafetensorsReader::SafetensorsReader(const std::filesystem::path& path)
         if (file_bytes < sizeof(header_bytes))
             user_error("{} is not a safetensors file: it has only {}", path_, count(file_bytes));
         read_at(0, std::as_writable_bytes(std::span(&header_bytes, 1)));
-        if (header_bytes > largest_header) refuse_foreign_file(file_bytes);
-        if (header_bytes > file_bytes - sizeof(header_bytes) || header_bytes > largest_header)
+        refuse_foreign_file(header_bytes, file_bytes);
+        if (header_bytes > file_bytes - sizeof(header_bytes))
             user_error(
                 "{} is truncated or not a safetensors file: its header would have {} bytes, but the file has "
                 "{}",
@@ -189,12 +189,19 @@ SafetensorsReader::SafetensorsReader(const std::filesystem::path& path)
 
 SafetensorsReader::~SafetensorsReader() { close(file_); }
 
-// The first bytes of most other files would be the length of an absurd header.
-void SafetensorsReader::refuse_foreign_file(std::uint64_t file_bytes) const {
+// The first bytes of most other files would be the length of an absurd header. A header begins with a brace.
+void SafetensorsReader::refuse_foreign_file(std::uint64_t header_bytes, std::uint64_t file_bytes) const {
     std::string beginning(std::min<std::uint64_t>(file_bytes, bytes_to_recognize), ' ');
     read_at(0, std::as_writable_bytes(std::span(beginning)));
+    const bool is_absurd = header_bytes > largest_header;
+    if (!is_absurd && beginning.substr(sizeof(header_bytes)).starts_with('{')) return;
     const std::string foreign = recognize_foreign_file(beginning);
     if (!foreign.empty()) user_error("{} is {}", path_, foreign);
+    if (is_absurd)
+        user_error(
+            "{} is not a safetensors file: it does not begin with the length of a header; give a "
+            ".safetensors file",
+            path_);
 }
 
 void SafetensorsReader::parse_header(std::string_view header, std::uint64_t data_bytes) {

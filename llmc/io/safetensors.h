@@ -63,7 +63,7 @@ class SafetensorsReader {
 
   private:
     std::size_t find(std::string_view name) const;
-    void refuse_foreign_file(std::uint64_t file_bytes) const;
+    void refuse_foreign_file(std::uint64_t header_bytes, std::uint64_t file_bytes) const;
     void parse_header(std::string_view header, std::uint64_t data_bytes);
     template <class T>
     void read_converted(std::string_view name, std::span<T> out) const;

@@ -72,8 +72,9 @@ class Deriving {
         const Node* node = value < 0 ? nullptr : producer_of(value);
         const int recomputed = node ? node->operation->recomputed : -1;
         if (recomputed < 0 || node->out[static_cast<std::size_t>(recomputed)] != value) return nullptr;
+        if (draft_.storage(storage).versions > 1) return nullptr;  // others have changed it since
         const auto caches = [&](const Node& other) {
-            return other.operation->has_cache && other.in[0] == value;
+            return other.operation->has_cache && draft_.value(other.in[0]).storage == storage;
         };
         return std::ranges::any_of(part_.nodes, caches) ? nullptr : node;
     }
@@ -195,13 +196,16 @@ class Deriving {
 
     // ---- the backward pass in two halves
 
-    static std::vector<Operand> operands_for(const DraftCall& call, Half half) {
+    std::vector<Operand> operands_for(const DraftCall& call, Half half) {
         std::vector<Operand> operands = call.operands;
         for (Operand& operand : operands) {
             if (operand.half == Half::both || operand.half == half) continue;
-            // The shapes of the matrix and of the product's input determine the shape of the result.
-            const bool says_shape = operand.access == Access::read &&
-                                    (operand.kind == Operand::Kind::parameter || half == Half::input);
+            // The shapes of the matrix, which may be a copy in local memory, and of the product's input
+            // determine the shape of the result.
+            const bool is_copy = is_storage(operand) && draft_.storage(operand.index).local_of;
+            const bool says_shape =
+                operand.access == Access::read &&
+                (operand.kind == Operand::Kind::parameter || is_copy || half == Half::input);
             if (says_shape) {
                 operand.access = Access::shape;
             } else {
@@ -231,8 +235,12 @@ class Deriving {
             if (!makes_something(call, Half::weight)) continue;
             DraftCall made = call;
             made.operands = operands_for(call, Half::weight);
+            made.bytes = 0;  // the first half has sent them
             for (Operand& operand : made.operands) {
-                if (!reads(operand) || draft_.storage(operand.index).value >= 0) continue;
+                // Values are kept, and local memory is filled again.
+                if (!reads(operand) || draft_.storage(operand.index).value >= 0 ||
+                    draft_.storage(operand.index).local_of)
+                    continue;
                 if (const auto again = exchanged.find(read_of(operand)); again != exchanged.end()) {
                     DraftCall exchange = again->second;
                     keep_gradient(input, exchange.operands[1]);
@@ -308,7 +316,7 @@ class Deriving {
     }
 
     const Part& part_;
-    Drafting draft_;
+    Calls draft_;
     Placing placing_;
     PartLists lists_;
     std::map<int, Draft> recomputes_;

@@ -21,12 +21,12 @@ class Placing {
         : part_(part), sizes_(sizes), scratch_(scratch) {}
 
     List operator()(
-        Drafting& draft, const Draft& calls,
+        Calls& draft, const Draft& calls,
         const ExtentOf& extent_of = [](const DraftCall&, const Operand&) { return Extent::batch; });
 
   private:
-    ListOperand place(Drafting& draft, const Operand& operand, const DraftCall& call,
-                      std::map<int, int>& placed, const ExtentOf& extent_of);
+    ListOperand place(Calls& draft, const Operand& operand, const DraftCall& call, std::map<int, int>& placed,
+                      const ExtentOf& extent_of);
     int scratch_place(const Storage& storage, int id, std::map<int, int>& placed);
 
     const Part& part_;
@@ -40,6 +40,6 @@ class Placing {
 // divide the tokens in a training step.
 //
 // Needs a part whose forward pass has been drafted, and whose kept values have been placed.
-void derive_rows(PartLists& lists, Drafting& draft, Placing& placing);
+void derive_rows(PartLists& lists, Calls& draft, Placing& placing);
 
 }  // namespace llmc

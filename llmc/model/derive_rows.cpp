@@ -24,13 +24,13 @@ void keep_rows(const Running& r, const Tensor* t) {
 
 class DerivingRows {
   public:
-    DerivingRows(PartLists& lists, Drafting& draft, Placing& placing)
+    DerivingRows(PartLists& lists, Calls& draft, Placing& placing)
         : lists_(lists), part_(*lists.part), draft_(draft), placing_(placing) {}
 
     void run() {
         PartSizes whole = lists_.sizes;
         whole.split.sequence_parallel = false;
-        Drafting rows(part_, whole);
+        Calls rows(part_, whole);
         for (const Node& node : part_.nodes) draft_rows(rows, node);
         Draft calls = std::exchange(rows.calls, {});
         place_rows(rows);
@@ -41,7 +41,7 @@ class DerivingRows {
     }
 
   private:
-    void draft_rows(Drafting& rows, const Node& node) {
+    void draft_rows(Calls& rows, const Node& node) {
         if (node.operation->has_cache) {
             const Storage& kept = draft_.storage(draft_.value(node.in[0]).storage);
             rows.set_cache(static_cast<int>(rows.storages.size()));
@@ -56,13 +56,15 @@ class DerivingRows {
     }
     // Places each value where the forward pass keeps it. Attention's keys and values are an exception: the
     // cache uses their memory.
-    void place_rows(Drafting& rows) {
-        for (Storage& storage : rows.storages) {
+    void place_rows(Calls& rows) {
+        for (int id = 0; id < std::ssize(rows.storages); ++id) {
+            Storage& storage = rows.storage(id);
             const auto same = std::ranges::find_if(draft_.storages, [&](const Storage& other) {
                 return other.home == Space::kept && other.is_same(storage);
             });
+            // Operations that work in place may have changed it since.
             const bool is_cached = std::ranges::any_of(part_.nodes, [&](const Node& node) {
-                return node.operation->has_cache && node.in[0] == storage.value;
+                return node.operation->has_cache && rows.value(node.in[0]).storage == id;
             });
             if (same == draft_.storages.end() || is_cached) continue;
             storage.home = Space::kept;
@@ -75,14 +77,14 @@ class DerivingRows {
     void derive_rows_of_all(const PartSizes& whole) {
         std::set<int> before;
         for (const Node& node : part_.nodes) {
-            if (node.operation->has_cache) before.insert(node.in[0]);
+            if (node.operation->has_cache) before.insert(node.in.begin(), node.in.end());
         }
         if (before.empty() || part_.input < 0) return;
         for (const Node& node : Reversed(part_.nodes)) {
             if (std::ranges::any_of(node.out, [&](int value) { return before.contains(value); }))
                 before.insert(node.in.begin(), node.in.end());
         }
-        Drafting rows(part_, whole);
+        Calls rows(part_, whole);
         const Ref input = rows.value(part_.input);
         rows.set_sizes(lists_.sizes);
         const Ref kept_input{rows.make(part_.input, Space::kept_input)};
@@ -126,7 +128,7 @@ class DerivingRows {
     }
 
     // Gathers the rows of all tokens of a stream. Each rank has only the rows of its own tokens.
-    static Ref gathered(Drafting& rows, const Node& node, int value, const PartSizes& whole) {
+    static Ref gathered(Calls& rows, const Node& node, int value, const PartSizes& whole) {
         const Ref own = rows.value(value);
         rows.set_sizes(whole);
         const Ref all{rows.make(value, Space::scratch)};
@@ -141,7 +143,7 @@ class DerivingRows {
     }
 
     // Numbers the list's storages after those of the other lists.
-    void number_storages(List& list, const Drafting& rows) {
+    void number_storages(List& list, const Calls& rows) {
         const auto first = static_cast<int>(lists_.storages.size());
         for (const Storage& storage : rows.storages) lists_.storages.push_back(storage.name);
         for (ListCall& call : list) {
@@ -151,13 +153,13 @@ class DerivingRows {
 
     PartLists& lists_;
     const Part& part_;
-    Drafting& draft_;
+    Calls& draft_;
     Placing& placing_;
 };
 
 }  // namespace
 
-void derive_rows(PartLists& lists, Drafting& draft, Placing& placing) {
+void derive_rows(PartLists& lists, Calls& draft, Placing& placing) {
     DerivingRows(lists, draft, placing).run();
 }
 

@@ -69,17 +69,18 @@ inline Ref read_of(const Operand& operand) {
 }
 
 inline constexpr RunCall run_add = [](const Running& r, const Tensor* t) { r.ops.add(t[0], t[0], t[1]); };
-inline constexpr RunCall run_zero = [](const Running& r, const Tensor* t) { r.ops.fill(t[0], 0.0F); };
 
 inline DraftCall copy_call(const Node& node, const Operand& to, const Operand& from,
                            RunCall run_copy = run_op<&Ops::copy>) {
     return {.node = &node, .name = "copy", .run = run_copy, .operands = {to, from}};
 }
 
-class Drafting final : public Calls {
+// Writes the calls of nodes, one after the other. The second half of its functions is what rows of the table of
+// operations use.
+class Calls {
   public:
-    Drafting(const Part& part, const PartSizes& sizes)
-        : Calls(sizes), part_(part), values_(part.values.size()), gradients_(part.values.size()) {
+    Calls(const Part& part, const PartSizes& sizes)
+        : part_(part), sizes_(sizes), values_(part.values.size()), gradients_(part.values.size()) {
         if (part.input >= 0) values_[index(part.input)] = {make(part.input, Space::input)};
     }
 
@@ -157,10 +158,16 @@ class Drafting final : public Calls {
                                           operand(made, Access::read, part_.output)));
     }
 
-    // ---- Calls
+    // ---- for rows of the table of operations
 
-    Operand read(int input) override { return operand(*values_[index(in(input))], Access::read, in(input)); }
-    Operand output(int place, Access access) override {
+    const Node& node() const { return *node_; }
+    const PartSizes& sizes() const { return sizes_; }
+    bool divides_tokens() const { return is_shared() && sizes_.split.sequence_parallel; }
+    bool is_shared() const { return sizes_.split.ranks > 1; }
+
+    // The node's inputs, outputs and parameters by position. The operand of an absent parameter is empty.
+    Operand read(int input) { return operand(*values_[index(in(input))], Access::read, in(input)); }
+    Operand output(int place, Access access = Access::write) {
         std::optional<Ref>& ref = values_[index(out(place))];
         if (ref && access == Access::write && !recomputes_)
             programming_error(
@@ -170,7 +177,7 @@ class Drafting final : public Calls {
         if (!ref || (access == Access::write && !recomputes_)) ref = {make(out(place), Space::scratch)};
         return operand(*ref, access, out(place));
     }
-    Operand parameter(int place) override {
+    Operand parameter(int place) {
         const int number = node().parameters[index(place)];
         if (number < 0) return {};
         const ParamSpec& spec = part_.parameters[index(number)].spec;
@@ -180,7 +187,20 @@ class Drafting final : public Calls {
                 .shape = spec.is_vector ? Shape{stored.elements()} : stored,
                 .dtype = sizes().dtype};
     }
-    Operand local(std::string_view name, DType dtype, const Shape& shape) override {
+    // A parameter that only one rank adds, where each rank makes a partial sum.
+    static Operand on_first_rank_only(Operand parameter) {
+        parameter.on_first_rank_only = true;
+        return parameter;
+    }
+    static Operand tokens() { return {.kind = Operand::Kind::tokens, .dtype = DType::int32}; }
+    static Operand targets() { return {.kind = Operand::Kind::targets, .dtype = DType::int32}; }
+    // The node's table of angles, which is filled before the first step.
+    Operand angles() const {
+        const RopeAngles& of = *node_->angles;
+        return {.kind = Operand::Kind::angles, .shape = {of.positions, of.head_size / 2, 2}};
+    }
+    // Memory for this operation only.
+    Operand local(std::string_view name, DType dtype, const Shape& shape) {
         auto found = std::ranges::find_if(
             storages, [&](const Storage& storage) { return storage.is_local(node_, name); });
         // The local memory of the losses is kept, because generation reads the logits there.
@@ -198,11 +218,14 @@ class Drafting final : public Calls {
                 .shape = shape,
                 .dtype = dtype};
     }
-    Operand pre_gelu(int input) override {
+    // The value of which an input is GELU; empty if there is none.
+    Operand pre_gelu(int input) {
         const int of = part_.value(in(input)).gelu_of;
         return of < 0 ? Operand{} : operand(*values_[index(of)], Access::read, of);
     }
-    Operand cache(const Shape& shape) override {
+    // The memory of the first input in training. In generation it is the cache of the keys and values of all
+    // tokens of one sequence.
+    Operand cache(const Shape& shape) {
         return {.kind = Operand::Kind::storage,
                 .access = Access::write,
                 .index = cache_,
@@ -211,8 +234,10 @@ class Drafting final : public Calls {
     }
     void set_cache(int storage) { cache_ = storage; }
 
-    void alias(int output, int input) override { values_[index(out(output))] = value(in(input)); }
-    Operand in_place(int output, int input) override {
+    // An output that shares memory with an input: unchanged, changed in place, or restricted to the rank's
+    // own tokens.
+    void alias(int output, int input) { values_[index(out(output))] = value(in(input)); }
+    Operand in_place(int output, int input) {
         Ref ref = value(in(input));
         if (is_needed_later(ref)) {
             const Ref copied{make(out(output), Space::scratch)};
@@ -224,7 +249,7 @@ class Drafting final : public Calls {
         values_[index(out(output))] = ref;
         return changed;
     }
-    Operand own_tokens(int output, int input) override {
+    Operand own_tokens(int output, int input) {
         Ref ref = value(in(input));
         if (is_needed_later(ref)) return this->output(output, Access::write);
         next_version(ref, in(input), Half::both);
@@ -233,29 +258,36 @@ class Drafting final : public Calls {
         return operand(ref, Access::write, out(output));
     }
 
-    Operand gradient(int output) override {
-        return operand(whole_gradient(out(output)), Access::read, out(output));
-    }
-    Operand changed_gradient(int output) override {
+    // The complete gradient of an output, to read, or to change in place.
+    Operand gradient(int output) { return operand(whole_gradient(out(output)), Access::read, out(output)); }
+    Operand changed_gradient(int output) {
         whole_gradient(out(output));
         return change(out(output));
     }
-    Operand added_gradient(int output) override {
+    // The same for an output that may have no users; it starts as zero if it has none.
+    Operand added_gradient(int output) {
         begin_with_zero(out(output));
         return change(out(output));
     }
-    Operand make_gradient(int input) override { return make_gradient_of(in(input)); }
-    Operand make_gradient_before_gelu(int input) override {
+    // The gradient of an input, which the call writes, or (add_gradient) to which it adds. The call belongs to
+    // the half of the backward pass that makes input gradients.
+    Operand make_gradient(int input) { return make_gradient_of(in(input)); }
+    // The same for a product: of the value of which the input is GELU, if there is one.
+    Operand make_gradient_before_gelu(int input) {
         const int of = part_.value(in(input)).gelu_of;
         return make_gradient_of(of < 0 ? in(input) : of);
     }
-    bool has_gradient(int output) override { return gradients_[index(out(output))].has_value(); }
-    Operand make_own_gradient(int output) override { return make_gradient_of(out(output)); }
-    Operand add_gradient(int input) override {
+    // For an operation that computes GELU. has_gradient: whether an operation other than a product made the
+    // gradient of an output. make_own_gradient: the gradient of another output of this node, which the call
+    // writes.
+    bool has_gradient(int output) { return gradients_[index(out(output))].has_value(); }
+    Operand make_own_gradient(int output) { return make_gradient_of(out(output)); }
+    Operand add_gradient(int input) {
         begin_with_zero(in(input));
         return change(in(input));
     }
-    void pass_gradient(int input, int output) override {
+    // Takes the gradient of an output, or the rank's own tokens of it, as the gradient of an input.
+    void pass_gradient(int input, int output) {
         std::optional<Ref>& ref = gradients_[index(in(input))];
         const Ref passed = whole_gradient(out(output));
         if (!ref) {
@@ -265,14 +297,14 @@ class Drafting final : public Calls {
         const Operand sum = change(in(input));
         call("add", run_add, {sum, operand(passed, Access::read, out(output), Half::input)});
     }
-    Operand own_gradient(int input, int output) override {
+    Operand own_gradient(int input, int output) {
         Ref own = whole_gradient(out(output));
         next_version(own, out(output), Half::input);
         own.is_own_tokens = true;
         take_gradient(in(input), own);
         return operand(own, Access::write, in(input), Half::input);
     }
-    Operand parameter_gradient(int place) override {
+    Operand parameter_gradient(int place) {
         Operand made = parameter(place);
         if (made.kind == Operand::Kind::none) return made;
         made.kind = Operand::Kind::parameter_gradient;
@@ -282,23 +314,25 @@ class Drafting final : public Calls {
         // If each rank computes this tensor's whole gradient, but the unit's replicated gradients are summed
         // over the ranks later, only one rank may add its gradient.
         const PartParameter& parameter = part_.parameters[index(made.index)];
-        made.is_of_one = divides_tokens() && !parameter.spec.tensor_dim && parameter.sums_unit &&
-                         !has_partial_gradient(part_, made.index);
+        const TensorSplit& split = sizes().split;
+        made.on_first_rank_only = is_shared() && !parameter.spec.divided_dim(split.ranks) &&
+                                  parameter.sums_of_unit(split) &&
+                                  !partial_gradient(part_, made.index)(split);
         return made;
     }
 
-    void call(std::string_view name, RunCall run, std::initializer_list<Operand> operands) override {
-        calls.push_back({.node = node_, .name = name, .run = run, .operands = operands});
+    void call(std::string_view name, RunCall run, std::vector<Operand> operands) {
+        calls.push_back({.node = node_, .name = name, .run = run, .operands = std::move(operands)});
         // Adds gradients of values that already have one.
         for (const auto& [value, made] : std::exchange(pending_, {})) {
             const Operand sum = change(value);
             call("add", run_add, {sum, operand(made, Access::read, value, Half::input)});
         }
     }
-    void exchange(std::string_view name, RunCall run, std::initializer_list<Operand> operands,
-                  std::uint64_t bytes) override {
+    // The same for an exchange between ranks. `bytes` is what each rank sends for all tokens of the batch.
+    void exchange(std::string_view name, RunCall run, std::vector<Operand> operands, std::uint64_t bytes) {
         const std::size_t place = calls.size();
-        call(name, run, operands);
+        call(name, run, std::move(operands));
         calls[place].bytes = bytes;
         calls[place].is_exchange = true;
     }
@@ -379,6 +413,8 @@ class Drafting final : public Calls {
     }
 
     const Part& part_;
+    PartSizes sizes_;
+    const Node* node_ = nullptr;
     std::vector<std::optional<Ref>> values_, gradients_;
     std::vector<std::pair<int, Ref>> pending_;
     int cache_ = -1;

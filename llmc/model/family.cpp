@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "llmc/core/error.h"
@@ -57,15 +58,34 @@ std::vector<std::string> model_names() {
     return names;
 }
 
+bool is_known_model(std::string_view model) {
+    const std::vector<std::string> names = model_names();
+    return std::ranges::find(names, model) != names.end() ||
+           std::ranges::find(families(), model, &Family::name) != families().end();
+}
+
 const Family& family_of(std::string_view model) {
     for (const Family& family : families()) {
         if (std::ranges::find(family.models, model, &NamedModel::name) != family.models.end()) return family;
+    }
+    // A model without a name, such as a folder's, has that of its family.
+    for (const Family& family : families()) {
+        if (family.name == model) return family;
     }
     programming_error("an unchecked name of a model");
 }
 
 const NamedModel& named_model(std::string_view name) {
-    return *std::ranges::find(family_of(name).models, name, &NamedModel::name);
+    const std::vector<NamedModel>& models = family_of(name).models;
+    const auto found = std::ranges::find(models, name, &NamedModel::name);
+    return found == models.end() ? models.front() : *found;
+}
+
+const Family* family_of_type(std::string_view model_type) {
+    for (const Family& family : families()) {
+        if (std::ranges::find(family.model_types, model_type) != family.model_types.end()) return &family;
+    }
+    return nullptr;
 }
 
 ModelChoices choices_of(std::string_view model) {
@@ -73,8 +93,8 @@ ModelChoices choices_of(std::string_view model) {
     const NamedModel& named = named_model(model);
     ModelChoices choices;
     for (std::size_t i = 0; i < options.size(); ++i)
-        choices.values.emplace(options[i].name,
-                               options[i].is_size() ? ModelValue(named.sizes.at(i)) : options[i].usual);
+        choices.values.emplace(
+            options[i].name, options[i].is_size() ? ModelValue(named.sizes.at(i)) : options[i].default_value);
     for (const auto& [name, value] : named.others) choices.values.find(name)->second = value;
     return choices;
 }
@@ -89,7 +109,11 @@ Model make_model(const Family& family, const ModelChoices& choices) {
         };
         if (option.is_size()) require_at_least(choices.size(option.name), 1);
         if (option.kind == OptionKind::count) require_at_least(choices.size(option.name), 0);
-        if (option.kind == OptionKind::number) require_at_least(choices.number(option.name), 0);
+        if (option.kind == OptionKind::number) {
+            require_at_least(choices.number(option.name), 0);
+            if (std::isinf(choices.number(option.name)))
+                user_error("--{} inf is out of range; give a finite number", option.name);
+        }
         if (option.kind == OptionKind::size)
             sizes.push_back({option.name, choices.size(option.name), family.models.back().sizes.at(i)});
     }
@@ -99,23 +123,6 @@ Model make_model(const Family& family, const ModelChoices& choices) {
         family.models, [&](const NamedModel& known) { return choices_of(known.name) == choices; });
     if (named != family.models.end()) model.description.insert(0, fmt::format("{}: ", named->name));
     return model;
-}
-
-void check_divides(const char* divisor, const char* size, const ModelChoices& choices) {
-    const std::int64_t parts = choices.size(divisor), whole = choices.size(size),
-                       below = whole / parts * parts;
-    if (whole == below) return;
-    if (below > 0) {
-        const std::int64_t above = saturated_sum(below, parts);
-        user_error("--{} {} does not divide --{} {}; try --{} {}{}", divisor, parts, size, whole, size, below,
-                   above % parts == 0 ? fmt::format(" or {}", above) : "");
-    }
-    // The smallest quotient to suggest, such as a head size.
-    constexpr std::int64_t smallest_part = 16;
-    std::int64_t most = std::max<std::int64_t>(1, whole / smallest_part);
-    while (whole % most != 0) --most;
-    user_error("--{} {} is more than --{} {}; give a divisor of that, such as {}", divisor, parts, size,
-               whole, most);
 }
 
 }  // namespace llmc

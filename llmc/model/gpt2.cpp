@@ -2,9 +2,13 @@
 // of its files.
 #include <fmt/format.h>
 
+#include <array>
 #include <cmath>
+#include <utility>
 
+#include "llmc/core/error.h"
 #include "llmc/core/text.h"
+#include "llmc/model/config_json.h"
 #include "llmc/model/family.h"
 #include "llmc/model/operations.h"
 
@@ -13,23 +17,17 @@ namespace {
 
 struct GPTConfig {
     std::int64_t layers, heads, channels, sequence_length, vocabulary;  // L, NH, C, T, V
+    std::int64_t positions;                                             // rows of the table of positions
     bool bias, tied_head;
+    double z_loss;
 };
 constexpr Init normal{.stddev = 0.02};
 
-// The token embedding, or the table of an untied head.
-ParamSpec table(const GPTConfig& m, const char* name) {
-    return {.name = name,
-            .shape = {m.vocabulary, m.channels},
-            .init = normal,
-            .tensor_dim = 0,
-            .row_multiple = vocabulary_multiple};
-}
-
 Part embedding_part(const GPTConfig& m) {
     Trace t("embedding", "", m.sequence_length);
-    const ParamSpec wpe{.name = "wpe.weight", .shape = {m.sequence_length, m.channels}, .init = normal};
-    return t.finish(scatter(t, embedding(t, table(m, "wte.weight"), wpe)));
+    const ParamSpec wpe{.name = "wpe.weight", .shape = {m.positions, m.channels}, .init = normal};
+    return t.finish(
+        scatter(t, embedding(t, vocabulary_table("wte.weight", m.vocabulary, m.channels, normal), wpe)));
 }
 
 Part block_part(const GPTConfig& m) {
@@ -44,7 +42,7 @@ Part block_part(const GPTConfig& m) {
     const int n = layernorm(t, "ln_1", x, m.bias);
     const int q = product(t, "attn.c_attn", gather(t, n), {3, NH, HS}, by_outputs(1, "heads (--heads)"),
                           m.bias, normal);
-    const int a = attention(t, "attn", q);
+    const int a = attention(t, "attn", q, {NH, NH});
     const int o = product(t, "attn.c_proj", a, {C}, by_inputs(), m.bias, projection);
     const auto [h, n2] = add_layernorm(t, "ln_2", x, scatter(t, o), m.bias);
     const int u = product_gelu(t, "mlp.c_fc", gather(t, n2), {saturated_product(4, C)},
@@ -56,15 +54,67 @@ Part block_part(const GPTConfig& m) {
 Part head_part(const GPTConfig& m) {
     Trace t("head", "", m.sequence_length, m.channels);
     const int n = layernorm(t, "ln_f", t.input(), m.bias);
-    head_loss(t, gather(t, n), table(m, m.tied_head ? "wte.weight" : "lm_head.weight"), m.tied_head);
+    head_loss(
+        t, gather(t, n),
+        vocabulary_table(m.tied_head ? "wte.weight" : "lm_head.weight", m.vocabulary, m.channels, normal),
+        m.tied_head, {.z_loss = static_cast<float>(m.z_loss)});
     return t.finish();
+}
+
+// Hugging Face's names of the sizes.
+constexpr std::array<std::pair<const char*, const char*>, 5> keys = {{{"layers", "n_layer"},
+                                                                      {"heads", "n_head"},
+                                                                      {"channels", "n_embd"},
+                                                                      {"seq-len", "n_positions"},
+                                                                      {"vocab-size", "vocab_size"}}};
+
+ModelChoices from_config(ConfigReader& config) {
+    ModelChoices choices = choices_of("gpt2");
+    for (const auto& [option, key] : keys)
+        choices.values.insert_or_assign(option, config.size(key, choices.size(option)));
+    choices.values.insert_or_assign("positions", choices.size("seq-len"));
+    choices.values.insert_or_assign("tied-head", config.is_on("tie_word_embeddings", true));
+    config.require("activation_function", {"gelu_new", "gelu_pytorch_tanh"});
+    config.require("n_inner", {saturated_product(4, choices.size("channels"))});
+    config.require("layer_norm_epsilon", {1e-5});
+    config.require("scale_attn_weights", {true});
+    config.require("scale_attn_by_inverse_layer_idx", {false});
+    config.require("add_cross_attention", {false});
+    return choices;
+}
+
+void to_config(const ModelChoices& choices, nlohmann::ordered_json& config) {
+    if (!choices.is_on("bias"))
+        user_error(
+            "--export: Hugging Face's GPT2LMHeadModel cannot compute this model with --bias=false; export a "
+            "single .safetensors file");
+    ConfigWriter to(config);
+    to.set("architectures", nlohmann::ordered_json::array({"GPT2LMHeadModel"}));
+    to.set("model_type", "gpt2");
+    for (const auto& [option, key] : keys) {
+        const bool is_positions = option == std::string_view("seq-len") && choices.size("positions") > 0;
+        to.set(key, choices.size(is_positions ? "positions" : option));
+    }
+    to.correct("n_inner", saturated_product(4, choices.size("channels")));
+    to.set("tie_word_embeddings", choices.is_on("tied-head"), true);
 }
 
 Model make(const ModelChoices& choices) {
     const auto size = [&](const char* name) { return choices.size(name); };
     check_divides("heads", "channels", choices);
-    const GPTConfig m{size("layers"),     size("heads"),         size("channels"),          size("seq-len"),
-                      size("vocab-size"), choices.is_on("bias"), choices.is_on("tied-head")};
+    const std::int64_t T = size("seq-len"), positions = size("positions") > 0 ? size("positions") : T;
+    if (positions < T)
+        user_error("--seq-len {} is longer than the table of --positions {}; give a shorter context", T,
+                   positions);
+    const GPTConfig m{.layers = size("layers"),
+                      .heads = size("heads"),
+                      .channels = size("channels"),
+                      .sequence_length = T,
+                      .vocabulary = size("vocab-size"),
+                      .positions = positions,
+                      .bias = choices.is_on("bias"),
+                      .tied_head = choices.is_on("tied-head"),
+                      .z_loss = choices.number("z-loss")};
     return {.runs = {{.parts = {embedding_part(m)}},
                      {.parts = {block_part(m)}, .count = m.layers, .is_layer = true},
                      {.parts = {head_part(m)}}},
@@ -87,16 +137,10 @@ Model make(const ModelChoices& choices) {
 // vocabulary. Learning rates follow GPT-3's paper (Brown et al., 2020, table 2.1).
 const RegisteredFamily registered(
     {.name = "gpt2",
-     .options = {{"layers", "Use N transformer blocks (default: the model's)"},
-                 {"heads", "Use N attention heads, a divisor of --channels (default: the model's)",
-                  OptionKind::division},
-                 {"channels", "Use a residual stream of N channels (default: the model's)"},
-                 {"seq-len", "Use a context of N tokens (default: the model's)"},
-                 {"vocab-size", "Use a vocabulary of N tokens; 256: bytes (default: the model's)"},
-                 {"bias", "Use biases in layernorms and linear layers (default: the model's)",
-                  OptionKind::on_off, true},
-                 {"tied-head", "Use the token embedding's weights in the head too (default: the model's)",
-                  OptionKind::on_off, true}},
+     .options = {family_option("layers"), family_option("heads"), family_option("channels"),
+                 family_option("seq-len"), family_option("vocab-size"), family_option("bias", true),
+                 family_option("positions", std::int64_t{0}), family_option("tied-head", true),
+                 family_option("z-loss", 0.0)},
      .models = {{"tiny", {4, 4, 128, 64, 256}, 4e-3},
                 {"mini", {6, 6, 384, 256, 256}, 1e-3},
                 {"gpt2", {12, 12, 768, 1024, 50257}, 6e-4},
@@ -104,7 +148,10 @@ const RegisteredFamily registered(
                 {"gpt2-large", {36, 20, 1280, 1024, 50257}, 2.5e-4},
                 {"gpt2-xl", {48, 25, 1600, 1024, 50257}, 2e-4},
                 {"gpt3-6.7b", {32, 32, 4096, 2048, 50257}, 1.2e-4}},
-     .make = make});
+     .make = make,
+     .model_types = {"gpt2"},
+     .from_config = from_config,
+     .to_config = to_config});
 
 }  // namespace
 }  // namespace llmc

@@ -2,6 +2,7 @@
 // a few rows at a time, so that the full (B*T,V) logits never exist. Their gradients overwrite them.
 #include <algorithm>
 
+#include "llmc/model/draft.h"
 #include "llmc/model/operation.h"
 #include "llmc/model/operations.h"
 
@@ -23,11 +24,16 @@ namespace at {
 enum { losses, targets, input, table, logits, statistics, all_columns, dinput, dtable };
 }
 
+ClassifierTerms terms_of(const Node& node) {
+    return {.cap = static_cast<float>(node.numbers[0]), .z_loss = static_cast<float>(node.numbers[1])};
+}
+
 template <bool Gradients>
 void losses(const Running& r, const Tensor* t) {
     const Tensor all_rows = t[at::input].rows();
     const Columns columns = columns_of(r, t[at::table]);
     const std::int64_t rows_at_a_time = t[at::logits].shape[0];
+    const ClassifierTerms terms = terms_of(*r.node);
     for (std::int64_t first = 0; first < all_rows.shape[0]; first += rows_at_a_time) {
         const std::int64_t count = std::min(rows_at_a_time, all_rows.shape[0] - first);
         const Tensor logits = t[at::logits].slice(0, count), rows = all_rows.slice(first, count);
@@ -35,15 +41,15 @@ void losses(const Running& r, const Tensor* t) {
         const Tensor targets = t[at::targets].flat(first, count);
         r.ops.matmul_forward(logits, rows, t[at::table], {});
         if (!r.ranks.is_shared()) {
-            r.ops.fused_classifier(logits, losses, targets, columns.count, r.loss_scale, Gradients);
+            r.ops.fused_classifier(logits, losses, targets, columns.count, r.loss_scale, Gradients, terms);
         } else {
             const std::int64_t ranks = r.ranks.size();
             const Tensor all = t[at::statistics].flat(0, ranks * count * 3).view({ranks, count, 3});
             const Tensor own = all.slice(r.ranks.rank(), 1).view({count, 3});
-            r.ops.classifier_statistics(own, logits, targets, columns.count, columns.first);
+            r.ops.classifier_statistics(own, logits, targets, columns.count, columns.first, terms);
             r.ranks.gather(all, own);
             r.ops.classifier_from_statistics(logits, losses, all, targets, columns.count, columns.first,
-                                             r.loss_scale, Gradients);
+                                             r.loss_scale, Gradients, terms);
         }
         if constexpr (Gradients)
             r.ops.matmul_backward(t[at::dinput].rows().slice(first, count), t[at::dtable], {}, logits, rows,
@@ -55,6 +61,7 @@ void losses(const Running& r, const Tensor* t) {
 void logits_of_row(const Running& r, const Tensor* t) {
     const Tensor logits = t[at::logits].slice(0, 1), all = t[at::all_columns];
     r.ops.matmul_forward(logits, t[at::input].rows(), t[at::table], {});
+    if (const float cap = terms_of(*r.node).cap; cap > 0) r.ops.soft_cap(logits, logits, cap);
     if (r.ranks.is_shared()) r.ranks.gather(all.flat(0, all.elements()), logits.flat(0, logits.elements()));
 }
 
@@ -98,13 +105,14 @@ const Operation head_loss_row{
 
 }  // namespace
 
-void head_loss(Trace& t, int x, const ParamSpec& table, bool is_tied) {
+void head_loss(Trace& t, int x, const ParamSpec& table, bool is_tied, const ClassifierTerms& terms) {
     const Node node{.operation = &head_loss_row,
                     .name = "lm_head",
                     .in = {x},
                     .takes = Placement::whole,
                     .parameters = {t.add(table, is_tied)},
-                    .sizes = {table.shape[0]}};
+                    .sizes = {table.shape[0]},
+                    .numbers = {terms.cap, terms.z_loss}};
     if (table.shape.last() != t[x].features()) t.refuse(node, "takes a table of another width");
     t.add(node, {Value{.name = "losses",
                        .label = "lm_head",

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <set>
@@ -56,11 +57,12 @@ class Outlining {
             std::vector<PartParameter>& parameters =
                 outline_.kinds[static_cast<std::size_t>(part.kind)].part.parameters;
             for (std::size_t i = 0; i < parameters.size(); ++i) {
-                bool& of_unit =
+                ReplicatedSums& of_unit =
                     outline_.units[static_cast<std::size_t>(part.parameter_units[i])].sums_replicated;
-                bool& of_kind = parameters[i].sums_unit;
+                ReplicatedSums& of_kind = parameters[i].sums_of_unit;
                 has_changed = has_changed || of_unit != of_kind;
-                of_unit = of_kind = of_unit || of_kind;
+                of_unit.add(of_kind);
+                of_kind = of_unit;
             }
         }
         return has_changed;
@@ -102,7 +104,7 @@ class Outlining {
                     static_cast<int>(outline_.parts.size()));
             }
             part.parameter_units.push_back(unit);
-            outline_.units[static_cast<std::size_t>(unit)].sums_replicated |= parameter.sums_unit;
+            outline_.units[static_cast<std::size_t>(unit)].sums_replicated.add(parameter.sums_of_unit);
         }
         const auto own = std::ranges::find_if(
             part.units, [&](int unit) { return outline_.unit(unit).class_of_layers >= 0; });
@@ -210,18 +212,18 @@ double training_flops_per_token(const Model& model) {
     return 3 * forward;
 }
 
-std::vector<SharedByRanks> shared_by_ranks(const Model& model) {
-    std::vector<SharedByRanks> shared;
+std::vector<Piece> shared_by_ranks(const Model& model) {
+    std::vector<Piece> shared;
     for (const Model::Run& run : model.runs) {
         for (const Part& part : run.parts) {
             for (const Value& value : part.values) {
-                const bool is_divided = value.placement == Placement::divided || !value.divided_what.empty();
+                std::vector<Piece> pieces = value.pieces;
+                if (pieces.empty() && value.placement == Placement::divided)
+                    pieces = {{value.shape[value.divided_dim], "parts of " + value.name}};
                 // A saturated count is no size; the memory check refuses such a model.
-                const std::int64_t count = value.shape[value.divided_dim];
-                if (is_divided && count < std::numeric_limits<std::int64_t>::max()) {
-                    shared.push_back(
-                        {count, value.divided_what.empty() ? "parts of " + value.name : value.divided_what});
-                }
+                std::ranges::copy_if(pieces, std::back_inserter(shared), [](const Piece& piece) {
+                    return piece.count < std::numeric_limits<std::int64_t>::max();
+                });
             }
         }
     }

@@ -15,11 +15,11 @@
 
 namespace llmc {
 
-// A size that an option sets; `usual` is that of the largest named model.
+// A size that an option sets; `of_largest` is that of the largest named model.
 struct ModelSize {
     std::string_view option;
-    std::int64_t value, usual;
-    double times() const { return static_cast<double>(value) / static_cast<double>(usual); }
+    std::int64_t value, of_largest;
+    double times() const { return static_cast<double>(value) / static_cast<double>(of_largest); }
 };
 
 struct Model {
@@ -36,13 +36,19 @@ struct Model {
     std::vector<ModelSize> sizes{};    // those with which memory grows
     // How weight files (safetensors) of this family differ from the units' names and tensors.
     struct Files {
-        std::string prefix{};                    // the beginning of names; may be missing
+        std::string prefix{};                    // the beginning of names, but not the head's; may be missing
+        bool writes_prefix = false;              // whether files that this program writes have it
         std::vector<std::string> passed_over{};  // ends of names of tensors that are no weights
         // The names of the head and of the table. A tied head is the table. If a file lacks an untied head,
         // the head begins as a copy of the table.
         std::string head{}, table{};
         // For messages: the options of a model without biases, and of one with an untied head.
         std::string no_biases{}, untied_head{};
+
+        // The name of a tensor in a file that this program writes.
+        std::string name_in_file(const std::string& name) const {
+            return writes_prefix && name != head ? prefix + name : name;
+        }
     } files{};
 
     std::int64_t layers() const;
@@ -63,13 +69,8 @@ double training_flops_per_token(const Model& model);
 // made before the last one, and vocabulary tables that ranks cannot divide.
 void check_model(const Model& model);
 
-// Something of which each tensor-parallel rank has an equal share: how many there are, and of what ("heads
-// (--heads)").
-struct SharedByRanks {
-    std::int64_t count;
-    std::string what;
-};
-std::vector<SharedByRanks> shared_by_ranks(const Model& model);
+// The things of which each tensor-parallel rank has an equal share.
+std::vector<Piece> shared_by_ranks(const Model& model);
 
 // The workspace that the operations of all parts need.
 WorkspaceRequest workspace_request(const Model& model, const PartSizes& sizes);
@@ -102,8 +103,8 @@ struct Outline {
         UnitSpec spec;
         // The first unit of like layers, with which this one may share rotating buffers; -1: none.
         int class_of_layers = -1;
-        // With sequence parallelism, ranks sum the gradients of its replicated tensors.
-        bool sums_replicated = false;
+        // Whether ranks sum the gradients of its replicated tensors.
+        ReplicatedSums sums_replicated{};
         std::vector<int> parts{};  // parts that use it, in order
     };
     struct Kind {

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "llmc/model/draft.h"
 #include "llmc/model/operation.h"
 #include "llmc/model/trace.h"
 
@@ -26,6 +27,11 @@ inline void at_least(std::int64_t& size, std::int64_t needed) { size = std::max(
 inline void ask_for_rows(const Part& part, const Node& node, const PartSizes&, WorkspaceRequest& request) {
     at_least(request.channels, features_of(part, node.out[0]));
 }
+inline void ask_for_layernorm(const Part& part, const Node& node, const PartSizes& sizes,
+                              WorkspaceRequest& request) {
+    ask_for_rows(part, node, sizes, request);
+    at_least(request.layernorm_channels, features_of(part, node.out[0]));
+}
 
 // A vector for each token.
 inline Value stream(const Trace& t, std::string name, std::string label, std::int64_t width) {
@@ -40,6 +46,10 @@ inline ParamSpec vector_of(const std::string& name, const Shape& shape, double v
                            std::optional<int> tensor_dim = {}) {
     return {
         .name = name, .shape = shape, .init = {.mean = value}, .tensor_dim = tensor_dim, .is_vector = true};
+}
+inline void check_widths(const Trace& t, const Node& node) {
+    if (t[node.in[0]].features() != t[node.in[1]].features())
+        t.refuse(node, "adds two values of different widths");
 }
 // The unit in a parameter's full name "<unit>.<param>".
 inline std::string unit_of(const std::string& parameter) { return parameter.substr(0, parameter.find('.')); }

@@ -1,5 +1,5 @@
-// The table of operations: for each, its calls forward and backward, its work and its workspace. Products and
-// attention have files of their own.
+// The table of operations: for each, its calls forward and backward, its work and its workspace. Norms,
+// products, activations and attention have files of their own.
 #include "llmc/model/operations.h"
 
 #include <fmt/format.h>
@@ -27,7 +27,8 @@ void embed(const Running& r, const Tensor* t) {
     r.ops.encoder_forward(t[0], t[1], t[2], positions, first_row(r.ranks, t[2]));
 }
 void call_embed(Calls& c, RunCall run) {
-    c.call("encoder_forward", run, {c.output(0), Calls::tokens(), c.parameter(0), c.of_one(c.parameter(1))});
+    c.call("encoder_forward", run,
+           {c.output(0), Calls::tokens(), c.parameter(0), c.on_first_rank_only(c.parameter(1))});
 }
 
 const Operation embedding_row{
@@ -44,48 +45,6 @@ const Operation embedding_row{
     .rows = [](Calls& c) { call_embed(c, embed<true>); },
     .takes_tokens = true,
     .work = elementwise<1, 2>,
-    .workspace = ask_for_rows};
-
-// ---- normalisation
-
-void call_layernorm(Calls& c, const Operand& in, int out) {
-    c.call("layernorm_forward", run_op<&Ops::layernorm_forward>,
-           {c.output(out), c.output(out + 1), c.output(out + 2), in, c.parameter(0), c.parameter(1)});
-}
-void call_layernorm_backward(Calls& c, const Operand& din, const Operand& dout, const Operand& in, int mean) {
-    c.call("layernorm_backward", run_op<&Ops::layernorm_backward>,
-           {din, c.parameter_gradient(0), c.parameter_gradient(1), dout, in, c.parameter(0).for_input(),
-            c.output(mean, Access::read), c.output(mean + 1, Access::read)});
-}
-
-const Operation layernorm_row{
-    .name = "layernorm",
-    .forward = [](Calls& c) { call_layernorm(c, c.read(0), 0); },
-    .backward = [](Calls& c) { call_layernorm_backward(c, c.add_gradient(0), c.gradient(0), c.read(0), 1); },
-    .recompute = [](Calls& c) { call_layernorm(c, c.read(0), 0); },
-    .recomputed = 0,
-    .work = elementwise<8, 16>,
-    .workspace = ask_for_rows};
-
-// The sum's gradient, to which the normalisation adds its own, is the gradient of both addends.
-const Operation add_layernorm_row{
-    .name = "add_layernorm",
-    .forward =
-        [](Calls& c) {
-            c.call("fused_residual_layernorm_forward", run_op<&Ops::fused_residual_layernorm_forward>,
-                   {c.output(0), c.output(1), c.output(2), c.output(3), c.read(0), c.read(1), c.parameter(0),
-                    c.parameter(1)});
-        },
-    .backward =
-        [](Calls& c) {
-            call_layernorm_backward(c, c.added_gradient(0).for_input(), c.gradient(1),
-                                    c.output(0, Access::read), 2);
-            c.pass_gradient(0, 0);
-            c.pass_gradient(1, 0);
-        },
-    .recompute = [](Calls& c) { call_layernorm(c, c.output(0, Access::read), 1); },
-    .recomputed = 1,
-    .work = elementwise<9, 16>,
     .workspace = ask_for_rows};
 
 // ---- sums, and exchanges between ranks
@@ -179,12 +138,6 @@ int trace_exchange(Trace& t, const Operation& row, int value, Placement takes, P
                  {std::move(made)});
 }
 
-void check_vectors(const Trace& t, const Node& node) {
-    if (t[node.in[0]].shape.dimensions() != 2)
-        t.refuse(node, fmt::format("needs a vector for each token, but {} has the shape {}",
-                                   t[node.in[0]].name, to_string(t[node.in[0]].shape)));
-}
-
 void check_tables(const Trace& t, const Node& node, const ParamSpec& table,
                   const std::optional<ParamSpec>& positions) {
     if (table.shape.dimensions() != 2)
@@ -195,12 +148,16 @@ void check_tables(const Trace& t, const Node& node, const ParamSpec& table,
                                    to_string(positions->shape), table.shape.last()));
 }
 
-void check_widths(const Trace& t, const Node& node) {
-    if (t[node.in[0]].features() != t[node.in[1]].features())
-        t.refuse(node, "adds two values of different widths");
-}
-
 }  // namespace
+
+ParamSpec vocabulary_table(const std::string& name, std::int64_t vocabulary, std::int64_t channels,
+                           const Init& init) {
+    return {.name = name,
+            .shape = {vocabulary, channels},
+            .init = init,
+            .tensor_dim = 0,
+            .row_multiple = vocabulary_multiple};
+}
 
 int embedding(Trace& t, const ParamSpec& table, const std::optional<ParamSpec>& positions) {
     Value sum = stream(t, "embedding", unit_of(table.name), table.shape.last());
@@ -212,29 +169,6 @@ int embedding(Trace& t, const ParamSpec& table, const std::optional<ParamSpec>& 
                   .name = table.name,
                   .parameters = {rows, positions ? t.add(*positions) : -1}},
                  {std::move(sum)});
-}
-
-int layernorm(Trace& t, const std::string& name, int x, bool has_bias) {
-    const std::int64_t C = t[x].features();
-    const int weight = t.add(vector_of(name + ".weight", {C}, 1));
-    const int bias = t.add_optional(has_bias, vector_of(name + ".bias", {C}, 0));
-    const Node node{.operation = &layernorm_row, .name = name, .in = {x}, .parameters = {weight, bias}};
-    check_vectors(t, node);
-    return t.add(node,
-                 {stream(t, name, name, C), statistic(t, name + ".mean"), statistic(t, name + ".rstd")});
-}
-
-AddNorm add_layernorm(Trace& t, const std::string& name, int x, int addend, bool has_bias) {
-    const std::int64_t C = t[x].features();
-    const int weight = t.add(vector_of(name + ".weight", {C}, 1));
-    const int bias = t.add_optional(has_bias, vector_of(name + ".bias", {C}, 0));
-    const Node node{
-        .operation = &add_layernorm_row, .name = name, .in = {x, addend}, .parameters = {weight, bias}};
-    check_vectors(t, node);
-    check_widths(t, node);
-    const int sum = t.add(node, {stream(t, name + ".sum", t[addend].label, C), stream(t, name, name, C),
-                                 statistic(t, name + ".mean"), statistic(t, name + ".rstd")});
-    return {sum, sum + 1};
 }
 
 int add(Trace& t, int a, int b) {

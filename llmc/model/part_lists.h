@@ -60,9 +60,10 @@ enum class Space : std::uint8_t {
     parameter,
     parameter_gradient,
     tokens,
-    targets
+    targets,
+    angles
 };
-inline constexpr std::size_t number_of_spaces = static_cast<std::size_t>(Space::targets) + 1;
+inline constexpr std::size_t number_of_spaces = static_cast<std::size_t>(Space::angles) + 1;
 
 // How much of its buffer an operand uses.
 enum class Extent : std::uint8_t {
@@ -79,7 +80,7 @@ struct ListOperand {
     Extent extent = Extent::batch;
     Access access = Access::read;
     bool is_own_tokens = false;
-    bool is_of_one = false;
+    bool on_first_rank_only = false;
     int index = 0;
     DType dtype = DType::fp32;
     Shape shape{};
@@ -104,7 +105,7 @@ struct PartBuffer {
     int value = -1;         // -1: none
 };
 
-// Scratch memory that parts share, one or more buffers for each width.
+// Memory that parts share: scratch buffers, one or more for each width, and constant tables of angles.
 struct Scratch {
     struct Buffer {
         std::int64_t width;
@@ -112,6 +113,7 @@ struct Scratch {
         Shape shape;  // shape of the largest value in it
     };
     std::vector<Buffer> buffers;
+    std::vector<RopeAngles> angles;  // each is filled once, before the first step
 };
 
 struct PartLists {

@@ -9,7 +9,7 @@
 
 namespace llmc {
 
-List Placing::operator()(Drafting& draft, const Draft& calls, const ExtentOf& extent_of) {
+List Placing::operator()(Calls& draft, const Draft& calls, const ExtentOf& extent_of) {
     std::map<int, std::size_t> last;  // by storage, the last call that uses it
     for (std::size_t i = 0; i < calls.size(); ++i) {
         for (const Operand& operand : calls[i].operands) {
@@ -31,12 +31,12 @@ List Placing::operator()(Drafting& draft, const Draft& calls, const ExtentOf& ex
     return list;
 }
 
-ListOperand Placing::place(Drafting& draft, const Operand& operand, const DraftCall& call,
+ListOperand Placing::place(Calls& draft, const Operand& operand, const DraftCall& call,
                            std::map<int, int>& placed, const ExtentOf& extent_of) {
     ListOperand made{.extent = Extent::fixed,
                      .access = operand.access,
                      .is_own_tokens = operand.is_own_tokens,
-                     .is_of_one = operand.is_of_one,
+                     .on_first_rank_only = operand.on_first_rank_only,
                      .index = operand.index,
                      .dtype = operand.dtype,
                      .shape = operand.shape};
@@ -49,6 +49,14 @@ ListOperand Placing::place(Drafting& draft, const Operand& operand, const DraftC
         case Operand::Kind::parameter_gradient:
             made.space = Space::parameter_gradient;
             return made;
+        case Operand::Kind::angles: {
+            auto& all = scratch_.angles;
+            const auto found = std::ranges::find(all, *call.node->angles);
+            made.space = Space::angles;
+            made.index = static_cast<int>(found - all.begin());
+            if (found == all.end()) all.push_back(*call.node->angles);
+            return made;
+        }
         case Operand::Kind::tokens:
         case Operand::Kind::targets:
             made.space = operand.kind == Operand::Kind::tokens ? Space::tokens : Space::targets;

@@ -20,25 +20,24 @@ double scaled(double frequency, const RopeScaling& s) {
 
 }  // namespace
 
-std::vector<double> rope_frequencies(std::int64_t head_size, double theta,
-                                     const std::optional<RopeScaling>& scaling) {
-    check(head_size > 0 && head_size % 2 == 0, "rotary positions are for heads of pairs");
+std::vector<double> rope_frequencies(const RopeAngles& angles) {
+    const std::int64_t D = angles.head_size;
+    check(D > 0 && D % 2 == 0, "rotary positions are for heads of pairs");
     std::vector<double> frequencies;
-    for (std::int64_t i = 0; i < head_size / 2; ++i) {
-        const double exponent = -2.0 * static_cast<double>(i) / static_cast<double>(head_size);
-        const double frequency = std::pow(theta, exponent);
-        frequencies.push_back(scaling ? scaled(frequency, *scaling) : frequency);
+    for (std::int64_t i = 0; i < D / 2; ++i) {
+        const double frequency =
+            std::pow(angles.theta, -2.0 * static_cast<double>(i) / static_cast<double>(D));
+        frequencies.push_back(angles.scaling ? scaled(frequency, *angles.scaling) : frequency);
     }
     return frequencies;
 }
 
-void fill_angles(std::span<float> table, std::int64_t positions, std::int64_t head_size, double theta,
-                 const std::optional<RopeScaling>& scaling) {
-    check(positions >= 0 && table.size() == static_cast<std::size_t>(positions * head_size),
+void fill_angles(std::span<float> table, const RopeAngles& angles) {
+    check(table.size() == static_cast<std::size_t>(angles.positions * angles.head_size),
           "the table has D/2 pairs for each position");
-    const std::vector<double> frequencies = rope_frequencies(head_size, theta, scaling);
+    const std::vector<double> frequencies = rope_frequencies(angles);
     auto to = table.begin();
-    for (std::int64_t t = 0; t < positions; ++t) {
+    for (std::int64_t t = 0; t < angles.positions; ++t) {
         for (const double frequency : frequencies) {
             const double angle = static_cast<double>(t) * frequency;
             *to++ = static_cast<float>(std::cos(angle));

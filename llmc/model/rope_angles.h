@@ -17,14 +17,21 @@ struct RopeScaling {
     double low_frequency_factor;
     double high_frequency_factor;
     std::int64_t original_positions;
+    bool operator==(const RopeScaling&) const = default;
 };
 
-// f_i = theta^(-2i/D) for i < D/2, scaled if that is asked for. head_size D is even.
-std::vector<double> rope_frequencies(std::int64_t head_size, double theta,
-                                     const std::optional<RopeScaling>& scaling);
+// The table of the angles of all positions of a sequence: fp32 (positions, D/2, 2).
+struct RopeAngles {
+    std::int64_t positions, head_size;  // head_size D is even
+    double theta;
+    std::optional<RopeScaling> scaling{};
+    bool operator==(const RopeAngles&) const = default;
+};
 
-// table (positions, D/2, 2) = cos(t f_i), sin(t f_i) for each position t, computed in double and rounded once
-void fill_angles(std::span<float> table, std::int64_t positions, std::int64_t head_size, double theta,
-                 const std::optional<RopeScaling>& scaling);
+// f_i = theta^(-2i/D) for i < D/2, scaled if that is asked for.
+std::vector<double> rope_frequencies(const RopeAngles& angles);
+
+// table[t,i] = cos(t f_i), sin(t f_i) for each position t, computed in double and rounded once
+void fill_angles(std::span<float> table, const RopeAngles& angles);
 
 }  // namespace llmc

@@ -10,7 +10,8 @@ Shape own_shape(const Value& value, const PartSizes& sizes) {
     Shape own = Shape{sizes.batch} + value.shape;
     const int token_dim = value.token_dim + 1, divided_dim = value.divided_dim + 1;
     if (value.placement == Placement::stream) own.resize(token_dim, sizes.split.tokens(own[token_dim]));
-    if (value.placement == Placement::divided) own.resize(divided_dim, own[divided_dim] / sizes.split.ranks);
+    if (value.placement == Placement::divided)
+        own.resize(divided_dim, value.divided_extent(sizes.split.ranks));
     return own;
 }
 
@@ -30,7 +31,7 @@ std::uint64_t bytes_sent(const List& list) {
 
 Tensor tensor_of(const ListOperand& operand, const PartMemory& memory, std::int64_t sequences,
                  const Running& running) {
-    if (operand.space == Space::none || (operand.is_of_one && running.ranks.rank() != 0)) return {};
+    if (operand.space == Space::none || (operand.on_first_rank_only && running.ranks.rank() != 0)) return {};
     const auto space = static_cast<std::size_t>(operand.space);
     const PartMemory::Buffers& many = memory.many[space];
     Tensor tensor{many.empty() ? memory.one[space] : many[static_cast<std::size_t>(operand.index)],

@@ -14,20 +14,27 @@ std::string_view name_of(Placement placement) {
     return name_among(placement, "the residual stream", "whole", "a partial sum", "divided");
 }
 
-bool has_partial_gradient(const Part& part, int parameter) {
-    return std::ranges::any_of(part.nodes, [&](const Node& node) {
-        return std::ranges::find(node.parameters, parameter) != node.parameters.end() &&
-               part.value(node.out[0]).placement == Placement::stream;
-    });
+std::int64_t Value::divided_extent(int ranks) const {
+    if (pieces.empty()) return shape[divided_dim] / ranks;
+    std::int64_t all = 0, own = 0;
+    for (const Piece& piece : pieces) {
+        all = saturated_sum(all, piece.count);
+        own = saturated_sum(own, piece.of_rank(ranks));
+    }
+    return saturated_product(shape[divided_dim] / all, own);
 }
 
-bool sums_replicated(const Part& part, const std::string& unit) {
-    for (int i = 0; i < std::ssize(part.parameters); ++i) {
-        const PartParameter& parameter = part.parameters[static_cast<std::size_t>(i)];
-        if (parameter.unit == unit && !parameter.spec.tensor_dim && has_partial_gradient(part, i))
-            return true;
+ReplicatedSums partial_gradient(const Part& part, int parameter) {
+    const std::int64_t replicated_from =
+        part.parameters[static_cast<std::size_t>(parameter)].spec.replicated_from();
+    ReplicatedSums sums;
+    for (const Node& node : part.nodes) {
+        if (std::ranges::find(node.parameters, parameter) == node.parameters.end()) continue;
+        const Placement made = part.value(node.out[0]).placement;
+        if (made == Placement::stream) sums.add({.with_sequence_parallel = replicated_from == 2});
+        if (made == Placement::divided) sums.add({.from_ranks = replicated_from});
     }
-    return false;
+    return sums;
 }
 
 Trace::Trace(std::string name, std::string unit, std::int64_t tokens, std::int64_t width) {
@@ -96,8 +103,12 @@ Part Trace::finish(int output) {
                                                (*this)[output].name, name_of((*this)[output].placement),
                                                name_of(Placement::stream)));
     }
-    for (PartParameter& parameter : part_.parameters)
-        parameter.sums_unit = sums_replicated(part_, parameter.unit);
+    for (PartParameter& parameter : part_.parameters) {
+        for (int i = 0; i < std::ssize(part_.parameters); ++i) {
+            if (part_.parameters[static_cast<std::size_t>(i)].unit == parameter.unit)
+                parameter.sums_of_unit.add(partial_gradient(part_, i));
+        }
+    }
     return std::move(part_);
 }
 

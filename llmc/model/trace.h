@@ -2,13 +2,17 @@
 // (gpt2.cpp). A trace is the same for every mesh, dtype and batch; part_lists.h derives the rest from it.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "llmc/core/tensor.h"
+#include "llmc/model/rope_angles.h"
+#include "llmc/model/tensor_parallel.h"
 #include "llmc/model/units.h"
 
 namespace llmc {
@@ -26,16 +30,34 @@ enum class Placement {
 };
 std::string_view name_of(Placement placement);
 
+// Equal things in the dimension of a value that tensor-parallel ranks divide, such as its heads.
+struct Piece {
+    std::int64_t count = 0;
+    std::string what{};  // in messages: "heads (--heads)"
+    // Ranks may be more than the things, if their number is a multiple: neighbors then have the same one.
+    bool may_repeat = false;
+
+    bool suits(std::int64_t ranks) const { return count % ranks == 0 || (may_repeat && ranks % count == 0); }
+    std::int64_t of_rank(int ranks) const { return may_repeat && ranks > count ? 1 : count / ranks; }
+    // The first thing of a rank.
+    std::int64_t first_of(int rank, int ranks) const {
+        return may_repeat && ranks > count ? rank / (ranks / count) : rank * (count / ranks);
+    }
+    bool operator==(const Piece&) const = default;
+};
+
 // A tensor that an operation computes for the T tokens of a sequence.
 struct Value {
     std::string name{};   // In the part: "ln_1", "ln_1.mean".
     std::string label{};  // The operation that outputs it, in messages: "attn.c_proj"; may be empty.
     Shape shape{};        // For one sequence, on all ranks together: (T,C), (T,3,NH,HS), (NH,T).
     Placement placement = Placement::stream;
-    int token_dim = 0;           // The dimension of T in the shape.
-    int divided_dim = 1;         // The dimension that ranks divide, if they do.
-    std::string divided_what{};  // The things in this dimension, in messages.
-    bool is_fp32 = false;        // Otherwise it has the compute dtype.
+    int token_dim = 0;    // The dimension of T in the shape.
+    int divided_dim = 1;  // The dimension that ranks divide, if they do.
+    // They lie one after the other in this dimension, and each rank has its share of each. Empty: one piece
+    // without a name.
+    std::vector<Piece> pieces{};
+    bool is_fp32 = false;  // Otherwise it has the compute dtype.
     // The value of which this one is GELU; -1: none. A product that reads this value computes the gradient of
     // that one directly.
     int gelu_of = -1;
@@ -45,17 +67,33 @@ struct Value {
         of_token.resize(token_dim, 1);
         return of_token.elements();
     }
+    // The extent of the divided dimension on a rank.
+    std::int64_t divided_extent(int ranks) const;
     bool operator==(const Value&) const = default;
+};
+
+// Whether tensor-parallel ranks sum the gradients of a unit's replicated tensors. They must if each rank
+// makes only a part of at least one of them: from its own tokens, or with its own heads.
+struct ReplicatedSums {
+    bool with_sequence_parallel = false;
+    std::int64_t from_ranks = std::numeric_limits<std::int64_t>::max();  // from so many ranks on
+
+    bool operator()(const TensorSplit& split) const {
+        return (with_sequence_parallel && split.sequence_parallel) || split.ranks >= from_ranks;
+    }
+    void add(const ReplicatedSums& other) {
+        with_sequence_parallel = with_sequence_parallel || other.with_sequence_parallel;
+        from_ranks = std::min(from_ranks, other.from_ranks);
+    }
+    bool operator==(const ReplicatedSums&) const = default;
 };
 
 // A parameter of a part, by its unit and its name in the unit.
 struct PartParameter {
     std::string unit;  // "{}" in it stands for the part's number
     ParamSpec spec;
-    bool is_tied = false;  // another part has it too
-    // Whether, with sequence parallelism, the gradients of the unit's replicated tensors are summed over the
-    // ranks. They must be if each rank computes only its own tokens' share of at least one of them.
-    bool sums_unit = false;
+    bool is_tied = false;           // another part has it too
+    ReplicatedSums sums_of_unit{};  // those of its unit
     bool operator==(const PartParameter&) const = default;
 };
 
@@ -69,6 +107,8 @@ struct Node {
     int divided_dim = 1;
     std::vector<int> parameters{};      // In the part; -1: an optional one that is absent.
     std::vector<std::int64_t> sizes{};  // Other sizes that the operation needs.
+    std::vector<double> numbers{};      // Other numbers: an epsilon, a cap.
+    std::optional<RopeAngles> angles{};
     bool operator==(const Node&) const = default;
 };
 
@@ -93,11 +133,9 @@ struct Part {
     bool operator==(const Part&) const = default;
 };
 
-// Whether, with sequence parallelism, each rank computes only its own tokens' share of the gradient of a
-// parameter that all ranks have whole.
-bool has_partial_gradient(const Part& part, int parameter);
-// Whether a unit has such parameters, so that its replicated gradients are summed over the ranks.
-bool sums_replicated(const Part& part, const std::string& unit);
+// For which splits each rank computes only a part of the gradient of a parameter that it has whole: that of
+// its own tokens, or of its own features.
+ReplicatedSums partial_gradient(const Part& part, int parameter);
 
 // Records operations as they are added (operations.h).
 class Trace {

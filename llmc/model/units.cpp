@@ -21,26 +21,30 @@ std::int64_t round_up(std::int64_t n, std::int64_t multiple) {
 }  // namespace
 
 UnitLayout::UnitLayout(UnitSpec spec, TensorRank ranks) : spec_(std::move(spec)), ranks_(ranks) {
-    for (const ParamSpec& param : spec_.params) {
-        if (param.tensor_dim || ranks.size == 1) add(param);
-    }
+    const auto add_all = [&](bool divided) {
+        const ParamSpec* before = nullptr;
+        for (const ParamSpec& param : spec_.params) {
+            const bool is_here = ranks.size == 1 || param.divided_dim(ranks.size).has_value() == divided;
+            if (is_here) add(param, param.joins_previous && before);
+            before = is_here ? &param : nullptr;
+        }
+    };
+    add_all(true);
     replicated_begin_ = elements_;
     if (ranks.size == 1) return;
     elements_ = replicated_begin_ = round_up(elements_, norm_block_elements);
-    for (const ParamSpec& param : spec_.params) {
-        if (!param.tensor_dim) add(param);
-    }
+    add_all(false);
 }
 
 Shape stored_shape(const ParamSpec& spec, int ranks) {
     Shape shape = spec.shape;
-    if (spec.tensor_dim) shape.resize(*spec.tensor_dim, shape[*spec.tensor_dim] / ranks);
+    if (const auto dim = spec.divided_dim(ranks)) shape.resize(*dim, shape[*dim] / ranks);
     if (spec.row_multiple > 1) shape.resize(0, round_up(spec.shape[0], spec.row_multiple * ranks) / ranks);
     return shape;
 }
 
-void UnitLayout::add(const ParamSpec& param) {
-    const std::int64_t offset = round_up(elements_, tensor_alignment);
+void UnitLayout::add(const ParamSpec& param, bool joins) {
+    const std::int64_t offset = joins ? elements_ : round_up(elements_, tensor_alignment);
     const Shape stored = stored_shape(param, ranks_.size);
     Shape shape = stored;
     // The last ranks may have fewer rows, or none.
@@ -67,8 +71,9 @@ Tensor UnitLayout::view(const Tensor& flat, std::string_view param) const {
 }
 
 std::vector<TensorRun> runs_of(const UnitLayout::Entry& entry, TensorRank ranks) {
-    if (!entry.spec.tensor_dim) return {{0, 0, entry.shape.elements()}};
-    const int dim = *entry.spec.tensor_dim;
+    const std::optional<int> divided = entry.spec.divided_dim(ranks.size);
+    if (!divided) return {{0, 0, entry.shape.elements()}};
+    const int dim = *divided;
     std::int64_t outer = 1, inner = 1;
     for (int i = 0; i < dim; ++i) outer *= entry.shape[i];
     for (int i = dim + 1; i < entry.shape.dimensions(); ++i) inner *= entry.shape[i];

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <span>
 #include <string>
@@ -32,6 +33,10 @@ struct ParamSpec {
     Init init;
     // The dimension along which tensor-parallel ranks divide it equally; none: each has all of it.
     std::optional<int> tensor_dim{};
+    // More tensor-parallel ranks than this do not divide it: each has all of it. 0: any number divides it.
+    std::int64_t most_ranks = 0;
+    // It lies right behind the tensor before it, so that one product reads both as one matrix.
+    bool joins_previous = false;
     // On each rank the rows are padded up to a multiple of this; the padding is always zero.
     std::int64_t row_multiple = 1;
     bool transposed_in_files = false;  // Hugging Face's Conv1D has (in, out), this program (out, in)
@@ -42,6 +47,15 @@ struct ParamSpec {
 
     // Every matrix decays, the embeddings included.
     bool decays() const { return shape.dimensions() >= 2 && !is_vector; }
+    // The smallest number of several ranks that have all of it; the largest number if they always divide it.
+    std::int64_t replicated_from() const {
+        if (!tensor_dim) return 2;
+        return most_ranks > 0 ? most_ranks + 1 : std::numeric_limits<std::int64_t>::max();
+    }
+    // The dimension that this many ranks divide.
+    std::optional<int> divided_dim(int ranks) const {
+        return ranks > 1 && ranks >= replicated_from() ? std::nullopt : tensor_dim;
+    }
     bool operator==(const ParamSpec&) const = default;
 };
 
@@ -61,8 +75,8 @@ struct UnitSpec {
 
 // The positions of a unit's tensors in its flat buffer on one tensor-parallel rank. All ranks of a group have
 // the same layout. Offsets and sizes are in elements, for every dtype. A tensor starts at a multiple of 128
-// elements (256 bytes in bf16). Tensors that the ranks divide come first. The replicated tensors follow, and
-// begin a new norm block (norm_block_elements).
+// elements (256 bytes in bf16), unless it joins the one before. Tensors that the ranks divide come first. The
+// replicated tensors follow, and begin a new norm block (norm_block_elements).
 class UnitLayout {
   public:
     explicit UnitLayout(UnitSpec spec, TensorRank ranks = {});
@@ -90,7 +104,7 @@ class UnitLayout {
     std::string full_name(const ParamSpec& spec) const { return name() + "." + spec.name; }
 
   private:
-    void add(const ParamSpec& param);
+    void add(const ParamSpec& param, bool joins);
 
     UnitSpec spec_;
     TensorRank ranks_;

@@ -47,7 +47,7 @@ struct Limits {
         : layers(model.layers()), sequence_length(model.sequence_length), shared(shared_by_ranks(model)) {}
 
     std::int64_t layers, sequence_length;
-    std::vector<SharedByRanks> shared;
+    std::vector<Piece> shared;
 };
 
 using Size = std::int64_t MeshSizes::*;
@@ -58,8 +58,7 @@ constexpr std::int64_t largest_size = 1 << 10;
 bool fits_model(const MeshSizes& sizes, const Limits& model) {
     const std::int64_t chunks = sizes.pipeline * (sizes.pipeline > 1 ? sizes.virtual_stages : 1);
     return chunks <= model.layers &&
-           std::ranges::all_of(model.shared,
-                               [&](const SharedByRanks& of) { return of.count % sizes.tensor == 0; }) &&
+           std::ranges::all_of(model.shared, [&](const Piece& of) { return of.suits(sizes.tensor); }) &&
            (!sizes.sequence_parallel || model.sequence_length % sizes.tensor == 0);
 }
 
@@ -78,7 +77,9 @@ bool suits(const MeshSizes& sizes, const Limits& model) {
 // The largest useful number of tensor-parallel ranks: the smallest count that they must divide.
 std::int64_t most_shared(const Limits& model) {
     std::int64_t most = largest_size;
-    for (const SharedByRanks& of : model.shared) most = std::min(most, of.count);
+    for (const Piece& of : model.shared) {
+        if (!of.may_repeat) most = std::min(most, of.count);
+    }
     return most;
 }
 
@@ -175,10 +176,10 @@ void check_mesh_sizes(const MeshSizes& sizes, const Model& whole_model) {
                    sizes.processes ? advice(&MeshSizes::pipeline)
                                    : fmt::format("give at most {} stages", model.layers));
     }
-    for (const auto& [count, what] : model.shared) {
-        if (count % R != 0)
-            user_error("--tensor-parallel {} does not divide the {} {}; {}", R, count, what,
-                       advice(&MeshSizes::tensor));
+    for (const Piece& of : model.shared) {
+        if (!of.suits(R))
+            user_error("--tensor-parallel {} does not divide the {} {}{}; {}", R, of.count, of.what,
+                       of.may_repeat ? ", nor is it a multiple" : "", advice(&MeshSizes::tensor));
     }
     if (sizes.sequence_parallel && model.sequence_length % R != 0) {
         const std::int64_t below = model.sequence_length / R * R;

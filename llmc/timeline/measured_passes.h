@@ -37,7 +37,7 @@ Timeline measured_timeline(const PipelineSpec& spec, std::span<const MeasuredPas
 // The simulation with each pass's own times. It lacks only the time that stages lose between passes.
 Timeline replayed_timeline(const PipelineSpec& spec, std::span<const MeasuredPass> passes);
 
-// The usual times of each chunk's passes: the median over micro-batches and steps. If backward passes are not
+// The typical times of each chunk's passes: the median over micro-batches and steps. If backward passes are not
 // split, `backward_input` has their whole time. `communication` is the time of the chunk's transfers, in
 // either direction.
 std::vector<PassTimes> typical_times(const PipelineSpec& spec,

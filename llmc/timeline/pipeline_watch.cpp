@@ -12,7 +12,7 @@ namespace llmc {
 
 namespace {
 
-// Enough steps to find a typical one, and to know the usual times of passes.
+// Enough steps to find a typical one, and to know the typical times of passes.
 constexpr std::size_t steps_kept = 8;
 constexpr int clock_questions = 16;
 

@@ -22,7 +22,7 @@ struct MeasuredPipeline {
     std::vector<MeasuredPass> passes;  // In that step.
     Timeline timeline;                 // From these passes.
     int steps = 0;                     // How many were kept.
-    std::vector<PassTimes> times;      // Usual times of the passes of each chunk.
+    std::vector<PassTimes> times;      // Typical times of the passes of each chunk.
     double explained = 1;              // The median over steps of share_explained.
     double clock_error = 0;            // Seconds by which the stages' clocks differ at most.
 };

@@ -5,9 +5,10 @@
 
 #include "llmc/core/error.h"
 #include "llmc/io/checkpoint.h"
+#include "llmc/io/export_folder.h"
 #include "llmc/io/files.h"
-#include "llmc/io/model_files.h"
 #include "llmc/train/command_line.h"
+#include "llmc/train/folder_options.h"
 #include "llmc/train/outputs.h"
 
 namespace llmc {
@@ -51,7 +52,18 @@ void Checkpointer::export_weights() {
     if (file.empty()) return;
     try {
         if (run_.is_rank_zero()) make_directory(fs::absolute(file).parent_path());
-        save_weights(file.string(), run_.trainer->store(), run_.trainer->transfer(), false);
+        const ParameterStore& store = run_.trainer->store();
+        UnitTransfer& transfer = run_.trainer->transfer();
+        if (!is_folder_name(run_.options.export_file)) {
+            const std::string dtype = run_.options.export_dtype;
+            return save_file(file, store, transfer, dtype.empty() ? "fp32" : dtype);
+        }
+        const std::vector<std::string> notes =
+            save_folder(file, store, transfer,
+                        {.config = exported_config(run_.options),
+                         .dtype = exported_dtype(run_.options),
+                         .source = run_.options.folder ? run_.options.folder->path : ""});
+        for (const std::string& note : notes) run_.session.console().note(note);
     } catch (const UserError& fault) {
         const std::string command = command_to_export(run_, last_);
         if (command.empty()) throw;

@@ -244,7 +244,9 @@ std::vector<NamedShare> shares_of(Device& device, const ParameterStore& store, i
                     is_whole ? ElementRange{0, store.elements(unit)} : store.shard(unit, shard);
                 const ElementRange part = intersection(tensor, range);
                 // Each rank of a tensor-parallel group has its own share.
-                const TensorRank ranks = entry.spec.tensor_dim ? store.layout(unit).ranks() : TensorRank{};
+                const TensorRank ranks = entry.spec.divided_dim(store.layout(unit).ranks().size)
+                                             ? store.layout(unit).ranks()
+                                             : TensorRank{};
                 named.share.number = (is_whole ? 0 : shard) * ranks.size + ranks.rank;
                 if (part.size() > 0)
                     named.share.hash =

@@ -45,6 +45,7 @@ std::vector<DependentSetting> dependent_settings() {
     const auto is_pipeline = [](const Options& o) { return o.pipeline_parallel > 1; };
     const auto shares_layers = [](const Options& o) { return o.tensor_parallel > 1; };
     const auto recomputes = [](const Options& o) { return o.recompute != "none"; };
+    const auto exports = [](const Options& o) { return !o.export_file.empty(); };
     const auto evaluates = [](const Options& o) { return !o.eval_hellaswag.empty(); };
     constexpr std::string_view needs_evaluation = "needs --eval-hellaswag";
     constexpr std::string_view needs_gathering = "needs --zero-stage 3, which gathers parameters";
@@ -68,6 +69,8 @@ std::vector<DependentSetting> dependent_settings() {
                   evaluates),
         dependent("eval-examples", &Options::eval_examples, "eval-hellaswag", "eval-examples",
                   needs_evaluation, evaluates),
+        dependent("export-dtype", &Options::export_dtype, "export", "export-dtype", "needs --export",
+                  exports),
         dependent("recompute-every", &Options::recompute_every, "recompute", "recompute-every",
                   "needs --recompute selective or block", recomputes),
     };
@@ -105,7 +108,11 @@ void resolve(Options& o) {
     constexpr std::int64_t longest = std::int64_t{1} << 40;
     o.global_batch_tokens =
         o.global_batch_tokens.value_or(default_batch * std::min(o.sequence_length(), longest));
-    o.learning_rate = o.learning_rate.value_or(named_model(o.model).learning_rate);
+    // A pretrained model is tuned more slowly than a new one is trained.
+    constexpr double of_folder_weights = 3e-5, of_folder = 3e-4;
+    o.learning_rate = o.learning_rate.value_or(!o.folder        ? named_model(o.model).learning_rate
+                                               : o.init.empty() ? of_folder
+                                                                : of_folder_weights);
     constexpr std::int64_t default_warmup = 100;
     const std::int64_t warmup = o.steps > 0 ? std::min(default_warmup, o.steps / 10) : default_warmup;
     o.warmup_steps = o.warmup_steps.value_or(o.schedule_kind() == ScheduleKind::constant ? 0 : warmup);

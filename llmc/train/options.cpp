@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
+#include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <span>
@@ -57,23 +58,31 @@ void add_settings(CLI::App& app, Options& options) {
         [&](const char* name, auto& value, const Help& help, const Choices& choices) {
             using Value = std::decay_t<decltype(value)>;
             const std::string dashed = std::string("--") + name;
+            // Many choices belong to the text.
+            const bool has_many = choices.size() > 8;
+            std::string described = help.text;
+            if (has_many) described += fmt::format(": {}", fmt::join(choices, ", "));
+            const std::string text = as_help(Help{described.c_str(), help.value}, value);
             CLI::Option* option = nullptr;
             if constexpr (is_switch<Value>) {
                 // --name, or --name=false. (For CLI11, a std::optional is a number that counts its flags.)
                 option = app.add_flag_function(
-                    dashed, [&value](std::int64_t count) { value = count > 0; }, as_help(help, value));
+                    dashed, [&value](std::int64_t count) { value = count > 0; }, text);
             } else {
-                option = app.add_option(dashed, value, as_help(help, value));
+                option = app.add_option(dashed, value, text);
             }
             option->group(group)->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-            const auto refuse = [name, &value, choices](const std::string& given) {
-                check_value(name, given, value, choices);
+            const auto refuse = [name, &value, choices, help](const std::string& given) {
+                const bool is_folder =
+                    name == std::string_view("model") && std::filesystem::is_directory(given);
+                check_value(name, given, value, is_folder ? Choices() : choices, help);
                 return std::string();
             };
             option->check(CLI::Validator(refuse, ""));
-            option->option_text(is_switch<Value>  ? "[={true,false}]"
-                                : choices.empty() ? help.value
-                                                  : fmt::format("{{{}}}", fmt::join(choices, ",")));
+            option->option_text(is_switch<Value> ? "[={true,false}]"
+                                : choices.empty() || has_many
+                                    ? help.value
+                                    : fmt::format("{{{}}}", fmt::join(choices, ",")));
         });
 }
 
@@ -325,6 +334,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::str
         std::optional<CheckpointInfo> resumed;
         if (options.resume && !options.generate) resumed = settle_from_checkpoint(options);
         if (!resumed && !(options.resume && options.generate)) settle_init(options);
+        if (!resumed) settle_model_folder(options);
         if (options.generate) settle_generation(options);
         resolve(options);
         check_ranges(options);
@@ -352,6 +362,7 @@ nlohmann::ordered_json to_json(const Options& options) {
                          json[name] = nullptr;
                          if (!is_unset(value)) json[name] = value_of(value);
                      });
+    if (options.folder) json["folder"] = {{"path", options.folder->path}, {"config", options.folder->config}};
     return json;
 }
 
@@ -366,7 +377,9 @@ std::string to_toml(const Options& options) {
         [&](const char* name, const auto& value, const Help&, const Choices&) {
             if (is_unset(value)) return;
             const std::string_view mark = options.was_chosen(name) ? "" : "# ";
-            if constexpr (is_text<std::decay_t<decltype(value)>>) {
+            if (name == std::string_view("model") && !options.model_folder.empty()) {
+                text += fmt::format("model = {}\n", as_config_text(options.model_folder));
+            } else if constexpr (is_text<std::decay_t<decltype(value)>>) {
                 text += fmt::format("{}{} = {}\n", mark, name, as_config_text(value_of(value)));
             } else {
                 text += fmt::format("{}{} = {}\n", mark, name, value_of(value));

@@ -35,6 +35,13 @@ struct Options {
     std::string model = "tiny";
     ModelOptions model_options = unset_model_options();
     std::string init;
+    // The folder in Hugging Face's format whose model this is (folder_options.h), and its config.json. A
+    // checkpoint keeps both.
+    struct Folder {
+        std::string path, config;
+    };
+    std::optional<Folder> folder;
+    std::string model_folder;  // the folder in --model
 
     // data
     std::string train_data;
@@ -94,6 +101,7 @@ struct Options {
     std::int64_t checkpoint_every = 0;
     bool keep_best = false;
     std::string export_file;
+    std::string export_dtype;  // default: the folder's, or fp32
     std::int64_t log_every = 10;
 
     // validation and samples

@@ -16,10 +16,12 @@
 #include "llmc/core/error.h"
 #include "llmc/core/text.h"
 #include "llmc/io/checkpoint.h"
+#include "llmc/io/export_folder.h"
 #include "llmc/io/files.h"
 #include "llmc/io/metrics.h"
 #include "llmc/train/algorithms.h"
 #include "llmc/train/config_file.h"
+#include "llmc/train/folder_options.h"
 #include "llmc/train/pipeline_report.h"
 
 namespace llmc {
@@ -52,6 +54,7 @@ bool is_place_of_run(const fs::path& file, const fs::path& out_dir, bool are_met
     std::error_code ignored;
     const fs::path folder = fs::weakly_canonical(plain_path(out_dir), ignored),
                    path = fs::weakly_canonical(plain_path(file), ignored);
+    if (path.empty()) return false;  // a link to itself, which other checks name
     const auto [rest, rest_of_folder] = std::ranges::mismatch(path, folder);
     if (rest == path.end()) return true;
     if (rest_of_folder == folder.end() &&
@@ -364,13 +367,22 @@ void check_outputs(const Options& options, const fs::path& out_dir, const Writes
         writes.checkpoints ? (options.keep_best ? 2 : 1) * checkpoint_bytes(parameters) : 0;
     naming_option("--out-dir", [&] { require_space(out_dir, checkpoint); });
     if (!exported.empty()) {
-        naming_option("--export", [&] { require_replaceable_file(exported); });
         refuse_places_of_runs("--export", exported);
         // --export may replace the file of --init.
         for (const std::string& input : inputs) refuse_overwriting("--export", exported, input);
         refuse_overwriting("--export", exported, options.config_file);
         if (same_file(exported, metrics))
             user_error("--export and --metrics name the same file, {}; give two names", metrics.string());
+        // The name that is given decides, and not that of a link's target.
+        const bool is_folder = is_folder_name(options.export_file);
+        naming_option("--export", [&] {
+            if (is_folder) {
+                require_new_folder(options.export_file);
+            } else {
+                require_replaceable_file(exported);
+            }
+        });
+        if (is_folder) static_cast<void>(exported_config(options));  // or refuses
         const std::uint64_t beside = on_one_disk(out_dir, exported) ? checkpoint : 0;
         naming_option("--export", [&] { require_space(exported, weights_bytes(parameters), beside); });
     }

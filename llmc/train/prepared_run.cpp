@@ -97,6 +97,11 @@ void PreparedRun::open_files() {
 // A plan of a configuration, such as a recipe's, needs none of the data that the configuration names. Nor does
 // a plan of any batch need that much of the embedded text.
 void PreparedRun::open_data_files() {
+    // A folder's weights can be exported without data: the default texts are not in its tokens.
+    if (options.folder && options.steps == 0 && options.train_data.empty() && options.val_data.empty()) {
+        data.training = make_text_source({}, options.vocabulary());
+        return;
+    }
     const auto is_typed = [&](const char* name) { return options.given.contains(name); };
     const FoundData found = find_data([&] {
         try {
@@ -105,7 +110,8 @@ void PreparedRun::open_data_files() {
                               .vocabulary = options.vocabulary(),
                               .sequence_length = options.sequence_length(),
                               .sequences = plan.global_sequences(),
-                              .trains = options.steps > 0});
+                              .trains = options.steps > 0,
+                              .folder = options.folder ? options.folder->path : ""});
         } catch (const UserError& fault) {
             const bool is_plan = options.steps == 0 && !options.uses_weights();
             const bool lacks_data =
@@ -146,9 +152,8 @@ void PreparedRun::open_weights() {
     }
     if (checkpoint) {
         notes_of_resume = differences(*checkpoint, options);
-        if (checkpoint->progress.step < options.steps)
-            std::ranges::copy(compare_with_checkpoint(data.record, *checkpoint, options),
-                              std::back_inserter(notes_of_resume));
+        std::ranges::copy(compare_with_checkpoint(data.record, *checkpoint, options),
+                          std::back_inserter(notes_of_resume));
     } else if (!options.init.empty()) {
         const std::vector<std::string> notes_of_weights = naming_option("--init", [&] {
             return check_weights(weights_in(options.weights), *plan.outline, plan.store.units);

@@ -109,7 +109,8 @@ ClaimedDirectory::~ClaimedDirectory() {
     fs::remove(directory_.parent_path(), ignored);
 }
 
-Records::Records(PreparedRun& run) : run_(run), claimed_(run), locks_(run) {
+Records::Records(PreparedRun& run) : run_(run), claimed_(run) {
+    own_folder_lock_.lock_own_folder(run);
     const Options& options = run.options;
     Console& console = run.session.console();
     if (!run.trains && run.checkpoint && holds_records(options, run.out_dir))

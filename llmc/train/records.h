@@ -53,7 +53,7 @@ class Records {
   private:
     PreparedRun& run_;
     ClaimedDirectory claimed_;
-    RunLocks locks_;
+    RunLocks own_folder_lock_;
     std::optional<MetricsWriter> metrics_;
     bool misses_lines_ = false;
 };

@@ -10,13 +10,16 @@
 #include <set>
 #include <string_view>
 #include <system_error>
+#include <utility>
 
 #include "llmc/core/error.h"
 #include "llmc/io/checkpoint.h"
 #include "llmc/io/files.h"
+#include "llmc/io/weight_files.h"
 #include "llmc/optim/schedule.h"
 #include "llmc/train/command_line.h"
 #include "llmc/train/config_file.h"
+#include "llmc/train/folder_options.h"
 #include "llmc/train/outputs.h"
 #include "llmc/train/settings.h"
 
@@ -218,6 +221,21 @@ void settle_init(Options& options) {
     options.weights = options.init;
     if (!std::filesystem::is_directory(options.init, ignored)) return;
     naming_option("--init", [&] {
+        if (is_model_folder(options.init)) {
+            // Another model that was asked for has its own architecture.
+            if (!options.is_given("model")) take_folder(options, options.init);
+            return;
+        }
+        const std::filesystem::path folder = options.init, weights = folder / "model.safetensors";
+        if (!std::filesystem::exists(folder / "manifest.json", ignored) && !holds_run(folder)) {
+            user_error(
+                "{} has no manifest.json of a checkpoint, no run.json of a run, and no config.json of a "
+                "folder in Hugging Face's format; give one of these three{}",
+                options.init,
+                std::filesystem::exists(weights, ignored)
+                    ? fmt::format(", or its weights alone: --init {}", weights.string())
+                    : "");
+        }
         const std::optional<CheckpointInfo> newest = newest_of_last_run(options.init);
         const CheckpointInfo checkpoint = newest ? *newest : read_checkpoint(options.init);
         options.weights = checkpoint.directory.string();
@@ -225,15 +243,33 @@ void settle_init(Options& options) {
     });
 }
 
+void settle_model_folder(Options& options) {
+    if (is_known_model(options.model)) return;
+    naming_option("--model", [&] {
+        if (!is_model_folder(options.model))
+            user_error(
+                "{} has no config.json of a folder in Hugging Face's format; give another folder, or the "
+                "name "
+                "of a model",
+                options.model);
+        options.model_folder = options.model;
+        take_folder(options, options.model_folder);
+    });
+}
+
 bool take_model(Options& options, const CheckpointInfo& checkpoint) {
     const auto then = nlohmann::ordered_json::parse(checkpoint.configuration);
     const std::string model = model_of(checkpoint);
     // Another model that was asked for has its own sizes. They do not fit the checkpoint, and a message says so.
-    if (options.is_given("model") && options.model != model) return false;
+    if (options.is_given("model") && options.model != model && is_known_model(options.model)) return false;
+    // The checkpoint holds the architecture of a folder, which may be gone.
+    if (!is_known_model(options.model)) options.model_folder = std::exchange(options.model, model);
     if (!options.is_given("model")) {
         options.model = model;
         options.inherited["model"] = false;
     }
+    if (then.contains("folder"))
+        options.folder = {then["folder"].value("path", ""), then["folder"].value("config", "")};
     for (auto& [name, option] : options.model_options) {
         if (!then.contains(name) || then[name].is_null())
             continue;  // the checkpoint is older than the option
@@ -251,10 +287,9 @@ bool take_model(Options& options, const CheckpointInfo& checkpoint) {
 }
 
 std::string model_of(const CheckpointInfo& checkpoint) {
-    const std::vector<std::string> known = model_names();
     const auto then = nlohmann::ordered_json::parse(checkpoint.configuration);
     std::string model = then.value("model", Options().model);
-    if (std::ranges::find(known, model) == known.end())
+    if (!is_known_model(model))
         user_error("{} has --model {}, which this program does not know; use the program that wrote it",
                    checkpoint.directory.string(), model);
     return model;

@@ -37,6 +37,8 @@ std::optional<CheckpointInfo> settle_from_checkpoint(Options& options);
 // for the checkpoint that --resume would find there. The model is then the checkpoint's, except for the options
 // that were given.
 void settle_init(Options& options);
+// If --model names a folder in Hugging Face's format, takes the architecture of its config.json.
+void settle_model_folder(Options& options);
 
 // Sets the --model of a checkpoint's run and its sizes and switches, except those that were given. Changes
 // nothing and returns false if another --model was given.

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <optional>
@@ -20,6 +21,7 @@ namespace llmc {
 
 namespace {
 
+using Output = RunLocks::Output;
 namespace fs = std::filesystem;
 using std::chrono::steady_clock;
 
@@ -27,12 +29,6 @@ constexpr std::chrono::minutes patience{2};
 constexpr std::chrono::milliseconds pause{50};
 
 constexpr std::string_view of_folder = "--out-dir";
-
-// A folder or file that one start at a time may write to.
-struct Output {
-    std::string_view option;
-    fs::path path, lock;
-};
 
 std::vector<Output> outputs_of(const Options& options, const fs::path& out_dir, const Writes& writes) {
     std::vector<Output> all;
@@ -45,6 +41,13 @@ std::vector<Output> outputs_of(const Options& options, const fs::path& out_dir, 
     return all;
 }
 
+// A new run without --out-dir gets a directory of its own (claim_directory).
+bool gets_own_folder(const Options& options) { return options.out_dir.empty() && !options.resume; }
+
+bool is_in_folder(const Output& output) { return output.option == of_folder; }
+
+bool use_folder(const std::vector<Output>& outputs) { return std::ranges::any_of(outputs, is_in_folder); }
+
 // As far as the options tell, before the model and the data are known.
 std::vector<Output> outputs_of(const Options& options) {
     if (options.generate || options.plans_only()) return {};
@@ -53,9 +56,7 @@ std::vector<Output> outputs_of(const Options& options) {
     const bool trains = has_steps_to_train(options, checkpoint);
     std::vector<Output> all =
         outputs_of(options, out_dir, what_is_written(options, out_dir, trains, checkpoint.has_value()));
-    // A new run without --out-dir gets a directory of its own (claim_directory).
-    if (options.out_dir.empty() && !options.resume)
-        std::erase_if(all, [](const Output& output) { return output.option == of_folder; });
+    if (gets_own_folder(options)) std::erase_if(all, is_in_folder);
     return all;
 }
 
@@ -106,26 +107,57 @@ std::string wait_for_other_starts(Session& session) {
         if (session.ask_to_stop()) return "";
         std::this_thread::sleep_for(pause);
     }
-    const bool uses_folder = !all.empty() && all.front().option == of_folder;
-    std::string record = uses_folder ? record_in(choose_out_dir(session.options())) : "";
+    std::string record = use_folder(all) ? record_in(choose_out_dir(session.options())) : "";
     if (session.options().resume) session.read_options_again();
     return record;
 }
 
-RunLocks::RunLocks(const PreparedRun& run) {
-    if (!run.is_rank_zero()) return;
+RunLocks::~RunLocks() { release(); }
+
+void RunLocks::release() {
+    // The last one may lie in a folder that the first one has made and removes.
+    while (!locks_.empty()) locks_.pop_back();
+}
+
+bool RunLocks::lock_named(const PreparedRun& run) {
     const Options& options = run.options;
-    for (const Output& output : outputs_of(options, run.out_dir, run.writes)) {
+    if (options.generate || !run.has_work()) return true;
+    bool comes_late = false;
+    if (run.is_rank_zero()) {
+        std::vector<Output> outputs = outputs_of(options, run.out_dir, run.writes);
+        if (gets_own_folder(options)) std::erase_if(outputs, is_in_folder);
+        comes_late = !lock(run, outputs);
+        if (!comes_late && use_folder(outputs) && record_in(run.out_dir) != run.earlier_record) {
+            if (!options.resume_if_any)
+                user_error(
+                    "--out-dir: another start of the program has begun in {} meanwhile; start this one again",
+                    run.out_dir.string());
+            comes_late = true;
+        }
+    }
+    if (!on_any_rank(run.session.world(), comes_late)) return true;
+    release();
+    return false;
+}
+
+void RunLocks::lock_own_folder(const PreparedRun& run) {
+    if (!run.is_rank_zero() || !gets_own_folder(run.options)) return;
+    std::vector<Output> outputs = outputs_of(run.options, run.out_dir, run.writes);
+    std::erase_if(outputs, [](const Output& output) { return !is_in_folder(output); });
+    lock(run, outputs);
+}
+
+bool RunLocks::lock(const PreparedRun& run, const std::vector<Output>& outputs) {
+    for (const Output& output : outputs) {
         const FileLock& lock = locks_.emplace_back(output.lock);
-        if (lock.holder()) refuse({output, *lock.holder()}, remedy_of(options));
+        if (lock.holder() && run.options.resume_if_any) return false;
+        if (lock.holder()) refuse({output, *lock.holder()}, remedy_of(run.options));
         if (!lock.fault().empty())
             run.session.console().note(fmt::format(
                 "{} cannot be locked ({}): let no other start of the program write there meanwhile",
                 output.path.string(), lock.fault()));
     }
-    if (run.writes.into_folder(options) && record_in(run.out_dir) != run.earlier_record)
-        user_error("--out-dir: another start of the program has begun in {} meanwhile; start this one again",
-                   run.out_dir.string());
+    return true;
 }
 
 }  // namespace llmc

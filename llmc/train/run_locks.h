@@ -2,7 +2,9 @@
 // same time. A scheduler may start a job again while the old one is still saving.
 #pragma once
 
+#include <filesystem>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "llmc/io/file_lock.h"
@@ -20,11 +22,29 @@ std::string wait_for_other_starts(Session& session);
 // Rank 0's locks on what this start writes.
 class RunLocks {
   public:
-    // UserError if another process holds one of them, or began a run in the folder while this start was prepared.
-    // A note if the file system has no locks.
-    explicit RunLocks(const PreparedRun& run);
+    // A folder or file that one start at a time may write to.
+    struct Output {
+        std::string_view option;
+        std::filesystem::path path, lock;
+    };
+
+    RunLocks() = default;
+    ~RunLocks();
+    RunLocks(const RunLocks&) = delete;
+    RunLocks& operator=(const RunLocks&) = delete;
+
+    // Locks what the options name. If another process holds one of these, or began a run in the folder while this
+    // start was prepared: false with --resume-if-any, and then the run must be prepared again; else UserError. A
+    // note if the file system has no locks. All ranks call it and receive the same answer.
+    bool lock_named(const PreparedRun& run);
+    // Locks the folder that a new run without --out-dir has made, and the metrics in it.
+    void lock_own_folder(const PreparedRun& run);
 
   private:
+    // False if another process holds one and --resume-if-any is given.
+    bool lock(const PreparedRun& run, const std::vector<Output>& outputs);
+    void release();
+
     std::vector<FileLock> locks_;
 };
 

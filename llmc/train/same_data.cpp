@@ -14,6 +14,7 @@
 #include "llmc/core/error.h"
 #include "llmc/core/text.h"
 #include "llmc/io/files.h"
+#include "llmc/train/outputs.h"
 
 namespace llmc {
 
@@ -110,17 +111,22 @@ std::vector<std::string> compare_with_checkpoint(const DataRecord& record, const
                    ? ""
                    : difference(DataRecord{*here}, DataRecord{*there});
     };
+    const bool trains = has_steps_to_train(options, checkpoint);
     const auto refuse = [&](const char* use, const std::string& what) {
         user_error("{} {} other data: {}; give the same data, or --new-data to go on with these",
                    checkpoint.directory.string(), use, what);
     };
     if (const std::string what = difference_of("train-data"); !what.empty()) {
-        if (!options.new_data) refuse("was trained on", what);
-        notes.push_back(fmt::format("{}; training goes on after {}, in the order of the new data", what,
-                                    plural(checkpoint.progress.samples, "sample")));
+        if (trains && !options.new_data) refuse("was trained on", what);
+        if (trains)
+            notes.push_back(fmt::format("{}; training goes on after {}, in the order of the new data", what,
+                                        plural(checkpoint.progress.samples, "sample")));
+        else if (options.steps > 0)
+            notes.push_back(
+                fmt::format("{}; to train on with these, give --new-data and more --steps", what));
     }
     if (const std::string what = difference_of("val-data"); !what.empty()) {
-        if (options.keep_best && !options.new_data) refuse("was validated on", what);
+        if (trains && options.keep_best && !options.new_data) refuse("was validated on", what);
         notes.push_back(fmt::format("{}; validation losses before and after are not comparable", what));
     }
     return notes;

@@ -25,9 +25,9 @@ FoundData find_data(const std::function<DataRecord()>& open);
 // that rank and what differs. All ranks call it and throw together, so that none waits for another.
 void require_same_data(Communicator& world, const FoundData& found);
 
-// Compares the data of a run that trains on with those of its checkpoint. Throws a UserError if the samples are
-// others, or, with --keep-best, the validation data, unless --new-data allows it. Returns notes about what is
-// allowed. A checkpoint without a record of its data is compared with nothing.
+// Compares the data of a run with those of its checkpoint. If the run trains on, throws a UserError if the samples
+// are others, or, with --keep-best, the validation data, unless --new-data allows it. Returns notes about other
+// differences. A checkpoint without a record of its data is compared with nothing.
 std::vector<std::string> compare_with_checkpoint(const DataRecord& record, const CheckpointInfo& checkpoint,
                                                  const Options& options);
 

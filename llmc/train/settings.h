@@ -12,7 +12,6 @@
 #include <charconv>
 #include <cstdint>
 #include <functional>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -20,6 +19,7 @@
 #include <vector>
 
 #include "llmc/core/error.h"
+#include "llmc/core/text.h"
 #include "llmc/model/family.h"
 #include "llmc/model/part_lists.h"
 #include "llmc/optim/schedule.h"
@@ -29,6 +29,18 @@
 namespace llmc {
 
 using Choices = std::vector<std::string>;
+
+// The text of --help for a setting: what it does, and the word that stands for its value.
+struct Help {
+    const char* text;
+    const char* value = "N";
+};
+
+// Whether the value of a setting is the name of a file or a folder.
+inline bool is_name_of_file(std::string_view name, const Help& help) {
+    const std::string_view value = help.value;
+    return value == "FILE" || value == "DIR" || value == "NAME" || name == "model";
+}
 
 // Whether a setting has no value yet.
 template <class T>
@@ -71,17 +83,16 @@ void check_number(std::string_view name, const std::string& text, std::string_vi
 
 // Throws UserError if the text is not a value of the setting's type.
 template <class T>
-void check_value(std::string_view name, const std::string& text, const T& /*setting*/,
-                 const Choices& choices) {
+void check_value(std::string_view name, const std::string& text, const T& /*setting*/, const Choices& choices,
+                 const Help& help) {
     if constexpr (std::is_same_v<T, std::string>) {
         if (!choices.empty() && std::ranges::find(choices, text) == choices.end()) {
             user_error("--{}: unknown value '{}'; choose one of: {}", name, text, fmt::join(choices, ", "));
         }
-        try {
-            static_cast<void>(nlohmann::json(text).dump());
-        } catch (const nlohmann::json::exception&) {
-            user_error("--{}: the text is not valid UTF-8; give it in UTF-8", name);
-        }
+        if (!is_utf8(text) && is_name_of_file(name, help))
+            user_error("--{} {}: this name is not valid UTF-8, so no record of a run can hold it; rename it",
+                       name, text);
+        if (!is_utf8(text)) user_error("--{}: the text is not valid UTF-8; give it in UTF-8", name);
         if (text.empty() && name != "prompt")
             user_error("--{}: the value is empty; give a value, or leave the option out", name);
     } else if constexpr (std::is_same_v<T, bool>) {
@@ -97,8 +108,8 @@ void check_value(std::string_view name, const std::string& text, const T& /*sett
 }
 template <class T>
 void check_value(std::string_view name, const std::string& text, const std::optional<T>& /*setting*/,
-                 const Choices& choices) {
-    check_value(name, text, T{}, choices);
+                 const Choices& choices, const Help& help) {
+    check_value(name, text, T{}, choices, help);
 }
 
 template <class T>
@@ -130,12 +141,6 @@ inline Choices pipeline_schedule_names() {
     return names;
 }
 
-// The text of --help for a setting: what it does, and the word that stands for its value.
-struct Help {
-    const char* text;
-    const char* value = "N";
-};
-
 // Calls
 //   group(title)                          before the settings of a group
 //   setting(name, value, help, choices)   for each setting; choices may be empty
@@ -143,20 +148,25 @@ template <class OptionsRef, class Group, class Setting>
 void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
     const Choices any;
     group("Model");
-    setting("model", o.model, {"Use the sizes of this model; the options below override them"},
+    setting("model", o.model,
+            {"Use this model, or that of a folder in Hugging Face's format, for what the options of the "
+             "architecture "
+             "leave out",
+             "NAME"},
             model_names());
+    setting("init", o.init,
+            {"Start from the weights in a safetensors file with Hugging Face names, in a folder in Hugging "
+             "Face's format, or in the directory of a checkpoint or a run",
+             "FILE"},
+            any);
+    group("Architecture");
     for (const FamilyOption& option : family_options()) {
         std::visit(
             [&](auto& value) {
-                setting(option.name.data(), value, {option.help.data(), option.value.data()}, any);
+                setting(option.name.data(), value, {option.help.data(), option.value.data()}, option.choices);
             },
             o.model_options.find(option.name)->second);
     }
-    setting("init", o.init,
-            {"Start from the weights in a safetensors file with Hugging Face names, or in the directory of a "
-             "checkpoint or a run",
-             "FILE"},
-            any);
 
     group("Data");
     setting("train-data", o.train_data,
@@ -293,7 +303,13 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
             {"Also keep the checkpoint with the lowest validation loss, in the folder best of --out-dir"},
             any);
     setting("export", o.export_file,
-            {"Write the final weights to a safetensors file with Hugging Face names", "FILE"}, any);
+            {"Write the final weights to NAME.safetensors, or to a new folder NAME in Hugging Face's format",
+             "NAME"},
+            any);
+    setting("export-dtype", o.export_dtype,
+            {"Round exported weights to this dtype (default: that of the folder of --init or --model; else "
+             "fp32)"},
+            {"fp32", "bf16", "fp16"});
     setting("log-every", o.log_every,
             {"Print a line for every N-th step; a terminal's last line shows each; metrics have all"}, any);
 }

@@ -13,6 +13,7 @@
 #include "llmc/core/random.h"
 #include "llmc/io/checkpoint.h"
 #include "llmc/io/model_files.h"
+#include "llmc/io/weight_files.h"
 #include "llmc/train/algorithms.h"
 #include "llmc/train/diagnosis.h"
 #include "llmc/train/token_choice.h"
@@ -54,7 +55,7 @@ Trainer::Trainer(const Options& options, const RunPlan& plan, Device& device, Co
         store_.initialize(options.seed);
     } else {
         naming_option("--init", [&] {
-            if (std::filesystem::is_directory(options.weights)) {
+            if (std::filesystem::is_directory(options.weights) && !is_model_folder(options.weights)) {
                 load_checkpoint(read_checkpoint(options.weights), device, store_, transfer_, false);
             } else {
                 load_weights(options.weights, store_, transfer_);

@@ -7,6 +7,7 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <utility>
 
@@ -97,7 +98,7 @@ void add_equals(std::vector<Equals>& all, const Matrix& matrix, const MeshSizes&
 // ---- a part in which every two values meet
 
 // The values of a setting, as small numbers.
-std::array<int, 10> values_of(const TrainingSetting& s) {
+std::array<int, 11> values_of(const TrainingSetting& s) {
     // Without a pipeline there is no schedule. With one data rank there is nothing to shard.
     const int schedule = s.pipeline == 1 ? 7 : static_cast<int>(s.schedule);
     return {s.pipeline,
@@ -109,7 +110,8 @@ std::array<int, 10> values_of(const TrainingSetting& s) {
             static_cast<int>(s.recompute.kind) + 2 * static_cast<int>(s.recompute.every - 1),
             s.micro_batches,
             s.sharding.reduces_each_micro_batch ? 1 : 0,
-            (s.dtype == DType::bf16 ? 1 : 0) + (s.gradients == DType::bf16 ? 1 : 0)};
+            (s.dtype == DType::bf16 ? 1 : 0) + (s.gradients == DType::bf16 ? 1 : 0),
+            s.family};
 }
 
 class Pairs {
@@ -125,7 +127,7 @@ class Pairs {
     }
 
   private:
-    static constexpr std::size_t places = 10, values = 9;
+    static constexpr std::size_t places = 11, values = 9;
 
     template <class F>
     static void for_each(const TrainingSetting& setting, F&& f) {
@@ -167,6 +169,9 @@ std::vector<Equals> part_of_matrix(const std::vector<Equals>& whole,
             if (must_be_in_part(whole[run][i])) take(run, i);
         }
     }
+    // A setting's new pairs, when they were last counted: they only become fewer.
+    std::vector<std::vector<int>> at_most;
+    for (const Equals& run : whole) at_most.emplace_back(run.size(), std::numeric_limits<int>::max());
     while (true) {
         std::size_t best_run = 0, best = 0;
         double most = 0;
@@ -174,7 +179,10 @@ std::vector<Equals> part_of_matrix(const std::vector<Equals>& whole,
             const double cost = whole[run][0].ranks() * (part[run].empty() ? 2.0 : 1.0);
             // A setting that is alone in its run is itself the plain one.
             for (std::size_t i = whole[run].size() > 1 ? 1 : 0; i < whole[run].size(); ++i) {
-                const double gain = met.count_new(whole[run][i]) / cost;
+                int& pairs = at_most[run][i];
+                if (pairs / cost <= most) continue;
+                pairs = met.count_new(whole[run][i]);
+                const double gain = pairs / cost;
                 if (gain > most) {
                     most = gain;
                     best_run = run;
@@ -223,11 +231,11 @@ const TrainingResult& alone(const TrainingSetting& setting) {
     return found->second;
 }
 
-// The gradient of a key's bias is zero, because it moves all of a query's scores equally. Rounding makes it
-// nonzero, and AdamW divides it by its own size. So a bias may move by the learning rate in each step, in any
-// direction.
+// Without rotary positions, the gradient of a key's bias is zero, because it moves all of a query's scores
+// equally. Rounding makes it nonzero, and AdamW divides it by its own size. So a bias may move by the learning
+// rate in each step, in any direction.
 bool is_of_key_bias(const UnitLayout::Entry& entry, std::int64_t element) {
-    const Shape& shape = entry.spec.shape;  // (3,NH,HS) of queries, keys and values
+    const Shape& shape = entry.spec.shape;  // GPT-2's (3,NH,HS) of queries, keys and values
     return entry.spec.is_vector && shape.dimensions() == 3 && element / (shape.elements() / 3) == 1;
 }
 

@@ -1,6 +1,6 @@
-// The parallel matrix of one model. Its dimensions: {ZeRO stages} x {pipeline stages and their schedules}
-// x {data ranks} x {tensor-parallel ranks, with and without sequence parallelism} x {recompute}
-// x {micro-batches, and when they are reduced} x {dtypes}.
+// The parallel matrix of one model or of several. Its dimensions: {models} x {ZeRO stages}
+// x {pipeline stages and their schedules} x {data ranks} x {tensor-parallel ranks, with and without sequence
+// parallelism} x {recompute} x {micro-batches, and when they are reduced} x {dtypes}.
 #pragma once
 
 #include <functional>

@@ -144,10 +144,11 @@ void read(Communicator& ranks, const Model& model, const RunPlan& plan, Executor
 
 std::string to_string(const TrainingSetting& s) {
     return fmt::format(
-        "{}, gradients {}, {} stages ({}, {} chunks each) x {} data ranks x {}{}, stage {} of ZeRO in {} "
+        "family {}, {}, gradients {}, {} stages ({}, {} chunks each) x {} data ranks x {}{}, stage {} of "
+        "ZeRO in {} "
         "shards, "
         "{} micro-batches, reduced each {}, recompute {} every {}",
-        name_of(s.dtype), name_of(s.gradients), s.pipeline, name_of(s.schedule), s.virtual_stages,
+        s.family, name_of(s.dtype), name_of(s.gradients), s.pipeline, name_of(s.schedule), s.virtual_stages,
         s.sharding.ranks(), s.tensor, s.sequence_parallel ? " of some tokens" : "", s.sharding.stage,
         s.sharding.shards, s.micro_batches, s.sharding.reduces_each_micro_batch, name_of(s.recompute.kind),
         s.recompute.every);

@@ -19,6 +19,7 @@ namespace llmc::test {
 struct TrainingSetting {
     GPTConfig config{};
     const Model* model = nullptr;  // otherwise GPT-2 of this size
+    int family = 0;                // the number of the model's family in a matrix of several
     DType dtype = DType::fp32, gradients = DType::fp32;
     // The mesh: pipeline x sharding.ranks() x tensor ranks.
     int pipeline = 1, tensor = 1;

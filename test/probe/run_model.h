@@ -18,7 +18,6 @@
 #include "llmc/io/safetensors.h"
 #include "llmc/parallel/step/executor.h"
 #include "llmc/plan/run_plan.h"
-#include "test/gpt2_config.h"
 
 namespace llmc::probe {
 
@@ -46,26 +45,14 @@ class Alone final : public Communicator {
     static void refuse() { programming_error(what); }
 };
 
-// The model of a file of weights. The file does not contain the number of attention heads.
-inline GPTConfig config_of(const SafetensorsReader& weights, std::int64_t heads) {
-    GPTConfig config{.heads = heads,
-                     .bias = weights.contains("ln_f.bias"),
-                     .tied_head = !weights.contains("lm_head.weight")};
-    config.vocabulary = weights.entry("wte.weight").shape[0];
-    config.channels = weights.entry("wte.weight").shape[1];
-    config.sequence_length = weights.entry("wpe.weight").shape[0];
-    while (weights.contains("h." + std::to_string(config.layers) + ".ln_1.weight")) ++config.layers;
-    return config;
-}
-
 class Model {
   public:
-    // `batch` is the number of sequences in a step, in micro-batches of `micro_batch`.
-    Model(const std::filesystem::path& weights, std::int64_t heads, DType dtype, std::int64_t batch,
+    // With the weights of a file. `batch` is the number of sequences in a step, in micro-batches of
+    // `micro_batch`.
+    Model(const std::filesystem::path& weights, const llmc::Model& model, DType dtype, std::int64_t batch,
           std::int64_t micro_batch, double weight_decay = 0, DType gradient_dtype = DType::fp32,
           std::unique_ptr<Device> device = make_cpu_device())
-        : Model(gpt2(config_of(SafetensorsReader(weights), heads)), dtype, batch, micro_batch, weight_decay,
-                gradient_dtype, std::move(device)) {
+        : Model(model, dtype, batch, micro_batch, weight_decay, gradient_dtype, std::move(device)) {
         load_weights(weights, store_, transfer_);
     }
     // With initial weights.

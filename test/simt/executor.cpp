@@ -300,7 +300,7 @@ void name_kernels_that_crash() {
 #if !defined(SIMT_ADDRESS) && !defined(SIMT_THREAD)
     struct sigaction action {};
     action.sa_flags = static_cast<int>(SA_RESETHAND);  // the host's own faults occur again and end the
-                                                       // process as usual
+                                                       // process then
     action.sa_handler = [](int) {
         if (run.current) stop("touches memory that is not there");
     };

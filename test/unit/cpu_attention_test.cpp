@@ -263,7 +263,7 @@ TEST_P(CpuAttention, BitsDoNotDependOnThreads) {
 // A tensor of rows with `before` and `after` elements beside the heads. They must not change.
 struct Apart {
     Apart(const Heads& like, std::int64_t before, std::int64_t behind)
-        : rows(like.rows.dtype, {like.rows.shape[0], before + like.count * like.size + behind}),
+        : rows(like.rows.dtype, {rows_in(like), before + like.count * like.size + behind}),
           heads{rows, before, like.count, like.size},
           after(behind) {
         for (std::int64_t i = 0; i < rows->elements(); ++i) rows.set(i, beside);
@@ -280,6 +280,7 @@ struct Apart {
         return true;
     }
 
+    static std::int64_t rows_in(const Heads& heads) { return heads.rows.elements() / row_elements(heads); }
     static void copy_heads(const Heads& to, const Heads& from) {
         const std::size_t size = size_of(from.rows.dtype);
         const auto bytes = static_cast<std::size_t>(from.count * from.size) * size;
@@ -287,8 +288,7 @@ struct Apart {
             return heads.rows.data +
                    static_cast<std::size_t>(n * heads.rows.shape.last() + heads.first) * size;
         };
-        for (std::int64_t n = 0; n < from.rows.shape[0]; ++n)
-            std::memcpy(place(to, n), place(from, n), bytes);
+        for (std::int64_t n = 0; n < rows_in(from); ++n) std::memcpy(place(to, n), place(from, n), bytes);
     }
 
     static constexpr double beside = 77.0;

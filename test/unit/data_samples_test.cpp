@@ -177,7 +177,7 @@ TEST(TrainingSamples, RepeatASingleBatch) {
 }
 
 TEST(TrainingSamples, NeedAWindow) {
-    EXPECT_THROW(TrainingSamples(NumberedSource({8}), 8, 1), ProgrammingError);
+    EXPECT_THROW(TrainingSamples(NumberedSource({8}), 8, 1).window(0), ProgrammingError);
     EXPECT_EQ(training_windows(NumberedSource({8, 8, 8}), 8), 0);
     EXPECT_EQ(TrainingSamples(NumberedSource({9}), 8, 1).windows(), 1);
 }

@@ -292,6 +292,9 @@ TEST_F(DataFiles, RefusesToValidateOnATrainingFile) {
     EXPECT_NO_THROW(open(path("train_*"), path("val_*")));
     expect_refused([&] { open(path("*.bin"), path("val_*")); },
                    {"--val-data: '", "val_1.bin' is in --train-data too", "'train_*.bin' and 'val_*.bin'"});
+    const std::string text = write("t.txt", std::string(100, 'x'));
+    expect_refused([&] { open(text, text); }, {"t.txt' is in --train-data too",
+                                               "leave out --val-data, and the last 10% of the text is"});
     fs::create_symlink("train_1.bin", path("linked.bin"));
     fs::create_hard_link(path("train_1.bin"), path("also.bin"));
     for (const char* name : {"train_1.bin", "linked.bin", "also.bin"})
@@ -303,6 +306,52 @@ TEST_F(DataFiles, RefusesToValidateOnATrainingFile) {
                            .sequence_length = 1,
                            .trains = false})
                     .validation);
+}
+
+TEST_F(DataFiles, SuggestedShardsAreThoseOfTheSplitByTheirNames) {
+    struct Case {
+        std::vector<std::string> files;
+        std::string training, validation;  // parts of the two messages
+    };
+    const std::vector<Case> cases = {
+        {{"train_1.bin", "val_0.bin"}, "/train_*.bin'", "/val_*.bin'"},
+        {{"fineweb_train_000001.bin", "fineweb_val_000000.bin"}, "/*train*.bin'", "/*val*.bin'"},
+        {{"tiny_shakespeare_train.bin", "tiny_shakespeare_val.bin"}, "/*train*.bin'", "/*val*.bin'"},
+        {{"train.bin", "val.bin"}, "/*train*.bin'", "/*val*.bin'"},
+        {{"Train-1.bin", "Validation-1.bin"}, "/*Train*.bin'", "/*Validation*.bin'"},
+        {{"train_1.bin", "train_2.bin", "test_1.bin", "validation_1.bin"}, "/train_*.bin'", "/test_*.bin'"},
+        // Words of the dataset's name say nothing.
+        {{"medieval_train.bin", "medieval_val.bin"}, "/*train*.bin'", "/*[_.-]val*.bin'"},
+        {{"test_train_1.bin", "test_val_1.bin"}, "/*train*.bin'", "/*val*.bin'"},
+        {{"train_interval.bin", "other.bin"}, "/train_*.bin'", "that does not match train_interval.bin"},
+        {{"val_000.bin"}, "for validation by their names (val_000.bin); give training shards", "/val_*.bin'"},
+        {{"train_1.bin", "train_2.bin"},
+         "/train_*.bin'",
+         "for training by their names (train_1.bin and 1 more)"},
+        {{"shard_1.bin", "val_1.bin"}, "that does not match val_1.bin", "/val_*.bin'"},
+        {{"a.bin"}, "/*.bin'", "/*.bin'"},
+    };
+    for (const Case& one : cases) {
+        fs::remove_all(path("d"));
+        fs::create_directories(path("d"));
+        for (const std::string& file : one.files) write_shard16("d/" + file, {1, 2, 3});
+        expect_refused([&] { open(path("d")); }, {"--train-data", "d' is a directory; ", one.training});
+        expect_refused([&] { open("", path("d")); }, {"--val-data", "d' is a directory; ", one.validation});
+    }
+}
+
+TEST_F(DataFiles, TrainingOnValidationShardsIsNoted) {
+    for (const char* name : {"web_train_1.bin", "web_train_2.bin", "web_val_0.bin"})
+        write_shard16(name, {1, 2, 3});
+    EXPECT_EQ(
+        open(path("*.bin")).notes,
+        std::vector{"--train-data '" + path("*.bin") +
+                    "' matches shards that are for validation by their names (web_val_0.bin); to leave them "
+                    "out and validate on them, give --train-data '" +
+                    path("*train*.bin") + "' --val-data '" + path("*val*.bin") + "'"});
+    EXPECT_TRUE(open(path("*train*.bin")).notes.empty());
+    EXPECT_TRUE(open(path("*train*.bin"), path("*val*.bin")).notes.empty());
+    EXPECT_TRUE(open(path("*val*.bin")).notes.empty());
 }
 
 // ---- Refusals --------------------------------------------------------------------------------------------

@@ -195,7 +195,7 @@ TEST(Family, ACheckpointOfAnotherIsRefused) {
     EXPECT_EQ(says(R"({"model": "gpt9"})", "--model=tiny"),
               "c has --model gpt9, which this program does not know; use the program that wrote it");
     EXPECT_EQ(says(R"({"model": "gpt2"})", "--model=tiny"), "");
-    // A checkpoint that does not name a switch has the model's usual one.
+    // A checkpoint that does not name a switch has the model's default.
     EXPECT_EQ(says(R"({"model": "gpt2"})", "--bias=false"),
               "c has another model, with --bias=true; leave out --bias=false");
     EXPECT_EQ(says(R"({"model": "gpt2", "bias": false})", "--model=tiny"),

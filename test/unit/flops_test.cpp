@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "dev/cpu/timed_ops.h"
+#include "test/gpt2_config.h"
 #include "test/probe/run_model.h"
 #include "test/strange_family.h"
 
@@ -29,7 +30,8 @@ double flops_of(const bench::WorkByOperation& work) {
     double flops = 0;
     for (const auto& [name, of] : work) {
         for (const std::string_view prefix :
-             {"matmul", "attention", "layernorm", "fused_residual", "encoder", "add"})
+             {"matmul", "attention", "layernorm", "rmsnorm", "fused_residual", "encoder", "add", "head_norm",
+              "rope", "swiglu", "relu_squared"})
             flops += name.starts_with(prefix) ? of.flops : 0;
     }
     return flops;
@@ -45,10 +47,18 @@ class Running {
         }
         for (const Scratch::Buffer& buffer : scratch.buffers)
             scratch_.push_back(memory(buffer.shape.elements()));
+        for (const RopeAngles& angles : scratch.angles)
+            angles_.push_back(memory(angles.positions * angles.head_size));
+        // One product reads joined parameters as one.
+        std::int64_t all = 0, place = 0;
+        for (const PartParameter& parameter : part.parameters)
+            all += stored_shape(parameter.spec, 1).elements();
+        std::byte *const parameters = memory(all), *const gradients = memory(all);
         for (const PartParameter& parameter : part.parameters) {
-            const std::int64_t elements = stored_shape(parameter.spec, 1).elements();
-            parameters_.push_back(memory(elements));
-            gradients_.push_back(memory(elements));
+            const auto offset = static_cast<std::size_t>(place) * sizeof(float);
+            parameters_.push_back(parameters + offset);
+            gradients_.push_back(gradients + offset);
+            place += stored_shape(parameter.spec, 1).elements();
         }
     }
 
@@ -65,6 +75,7 @@ class Running {
         for (const Space space : {Space::tokens, Space::targets}) all[space] = memory(T);
         for (const Space space : {Space::input, Space::output, Space::input_gradient, Space::output_gradient})
             all[space] = memory(T * std::max(part_.input_width(), part_.output_width()));
+        all.all(Space::angles) = angles_;
         all.all(Space::kept) = kept_;
         all.all(Space::scratch) = scratch_;
         all.all(Space::kept_gradient) = kept_gradients_;
@@ -88,7 +99,7 @@ class Running {
     bench::TimedDevice timed_{*device_};
     TensorParallel ranks_;
     std::vector<std::vector<float>> buffers_;
-    std::vector<std::byte*> kept_, kept_gradients_, scratch_, parameters_, gradients_;
+    std::vector<std::byte*> kept_, kept_gradients_, scratch_, angles_, parameters_, gradients_;
 };
 
 std::vector<Part> parts_of(const Model& model) {
@@ -97,8 +108,24 @@ std::vector<Part> parts_of(const Model& model) {
     return parts;
 }
 
+Model small(std::string_view name, std::vector<std::pair<std::string, ModelValue>> changes) {
+    for (const auto& [option, size] : {std::pair{"layers", 1},
+                                       {"seq-len", 7},
+                                       {"vocab-size", 128},
+                                       {"heads", 4},
+                                       {"kv-heads", 2},
+                                       {"channels", 12},
+                                       {"mlp-size", 10}})
+        changes.insert(changes.begin(), {option, std::int64_t{size}});
+    return model_with(name, changes);
+}
+
 TEST(OperationFlops, AreThoseOfTheDevicesOperations) {
-    for (const Model& model : {gpt2(config), strange::model()}) {
+    const ModelValue size = std::int64_t{4}, all = std::string("all"), behind = std::string("behind");
+    for (const Model& model :
+         {gpt2(config), strange::model(), small("llama-tiny", {{"head-size", size}, {"window", size}}),
+          small("llama-tiny", {{"head-size", size}, {"qk-norm", all}, {"norms", behind}}),
+          small("nanochat-tiny", {{"channels", std::int64_t{16}}})}) {
         for (const Part& part : parts_of(model)) {
             Scratch scratch;
             const PartLists lists = derive_lists(part, {.logits_rows = part.tokens}, scratch);
@@ -113,6 +140,30 @@ TEST(OperationFlops, AreThoseOfTheDevicesOperations) {
             }
         }
     }
+}
+
+// With a window W, row t sees min(t + 1, W) of its keys: with W = 3, 7 rows see 1 + 2 + 5 * 3,
+// without it 28.
+TEST(OperationFlops, OfAttentionAreFewerWithAWindow) {
+    const auto pairs = [](std::int64_t window) {
+        const Part part =
+            small("llama-tiny", {{"window", window}, {"head-size", std::int64_t{4}}}).runs[1].parts[0];
+        const auto node = std::ranges::find_if(
+            part.nodes, [](const Node& one) { return one.operation->name == "attention"; });
+        return node->operation->work(part, *node).pairs;
+    };
+    const double all = pairs(0);
+    EXPECT_EQ(all, 4.0 * 4 * 4);  // 4 heads of 4 elements
+    EXPECT_DOUBLE_EQ(pairs(3), all * (1 + 2 + 5 * 3) / 28);
+    EXPECT_DOUBLE_EQ(pairs(1), all * 7 / 28);
+    EXPECT_EQ(pairs(7), all);
+    EXPECT_EQ(pairs(9), all);
+    const auto flops = [](std::int64_t window) {
+        return training_flops_per_token(
+            small("llama-tiny", {{"window", window}, {"head-size", std::int64_t{4}}}));
+    };
+    EXPECT_EQ(flops(0), flops(7));
+    EXPECT_LT(flops(3), flops(4));
 }
 
 TEST(OperationFlops, OfAStepAreThoseOfItsParts) {

@@ -2,21 +2,24 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <filesystem>
 #include <vector>
 
 #include "test/probe/run_model.h"
+#include "test/unit/reference_model.h"
 
 namespace llmc {
 namespace {
 
 // The odd reference model, which has biases, and weights far from their initial values.
-constexpr std::int64_t heads = 3;
-
 probe::Model make_model(DType dtype) {
-    const auto weights =
-        std::filesystem::path(__FILE__).parent_path() / "../reference/model_odd.weights.safetensors";
-    return {weights, heads, dtype, 1, 1, 0, DType::fp32, make_cpu_device(1)};
+    return {reference_file("odd", "weights"),
+            reference_model("odd"),
+            dtype,
+            1,
+            1,
+            0,
+            DType::fp32,
+            make_cpu_device(1)};
 }
 
 std::vector<std::int32_t> text_of(const probe::Model& model) {

@@ -3,13 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
-#include <filesystem>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "test/gpt2_units.h"
 #include "test/probe/run_model.h"
+#include "test/unit/reference_model.h"
 
 namespace llmc {
 namespace {
@@ -80,18 +80,22 @@ TEST(FirstElement, IsTheSameForAnyNumberOfRanks) {
 
 // ---- a whole model
 
-constexpr std::int64_t heads = 2, sequences = 4;  // those of model_wide
+constexpr std::int64_t sequences = 4;  // those of the reference model "wide"
 constexpr AdamWStep adamw{
     .step = 3, .learning_rate = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .max_grad_norm = 1};
 
-std::filesystem::path reference(const std::string& kind) {
-    return std::filesystem::path(__FILE__).parent_path() /
-           ("../reference/model_wide." + kind + ".safetensors");
+std::vector<std::int32_t> batch() {
+    return probe::read_tokens(SafetensorsReader(reference_file("wide", "expected")));
 }
-std::vector<std::int32_t> batch() { return probe::read_tokens(SafetensorsReader(reference("expected"))); }
 
 probe::Model make_model(DType gradient_dtype, std::int64_t batch_sequences, std::int64_t micro_batch) {
-    return {reference("weights"), heads, DType::bf16, batch_sequences, micro_batch, 0, gradient_dtype};
+    return {reference_file("wide", "weights"),
+            reference_model("wide"),
+            DType::bf16,
+            batch_sequences,
+            micro_batch,
+            0,
+            gradient_dtype};
 }
 
 // Each unit's gradients after adding one more sequence. The fp32 gradients of one sequence are a share of the

@@ -12,6 +12,7 @@
 
 #include "llmc/core/random.h"
 #include "llmc/model/operations.h"
+#include "test/gpt2_config.h"
 #include "test/probe/run_model.h"
 #include "test/strange_family.h"
 
@@ -45,6 +46,22 @@ struct Case {
 int queries(Trace& t) {
     return product(t, "qkv", gather(t, t.input()), {3, 2, 2}, by_outputs(1, "heads"), false, {});
 }
+int packed(Trace& t, const HeadCounts& heads, std::int64_t size, bool has_bias) {
+    const auto [H, K] = heads;
+    return packed_product(t, "qkv", gather(t, t.input()),
+                          {{"q", {H, "heads"}}, {"k", {K, "keys", true}}, {"v", {K, "keys", true}}}, {size},
+                          has_bias, {});
+}
+int packed_channels(Trace& t) {
+    return packed_product(t, "gate_up", gather(t, t.input()),
+                          {{"gate", {3, "channels"}}, {"up", {3, "channels"}}}, {}, false, {});
+}
+RopeAngles angles(std::int64_t head_size) { return {.positions = T, .head_size = head_size, .theta = 7}; }
+// The queries and keys, apart from the values.
+int rotated(Trace& t, int qkv, const HeadCounts& heads) {
+    const std::int64_t D = t[qkv].shape.last();
+    return rope(t, head_norm(t, qkv, heads, {.eps = 0.1}), heads, angles(D));
+}
 const std::vector<Case> cases = {
     {"embedding", [](Trace& t) { embedding(t, table("wte.weight", V), table("wpe.weight", T)); }},
     {"embedding", [](Trace& t) { embedding(t, table("wte.weight", V), std::nullopt); }},
@@ -62,15 +79,89 @@ const std::vector<Case> cases = {
      [](Trace& t) {
          product_gelu(t, "p.a", gather(t, t.input()), {4}, by_outputs(0, "outputs"), false, {});
      }},
-    {"attention", [](Trace& t) { attention(t, "a", queries(t)); }},
+    {"attention",
+     [](Trace& t) {
+         attention(t, "a", queries(t), {2, 2});
+     }},
     {"add", [](Trace& t) { add(t, t.input(), layernorm(t, "n", t.input(), false)); }},
     {"add", [](Trace& t) { add(t, t.input(), t.input()); }},
     {"gather", [](Trace& t) { gather(t, t.input()); }},
     {"scatter",
      [](Trace& t) {
-         scatter(t, product(t, "p", attention(t, "a", queries(t)), {C}, by_inputs(), true, {}));
+         scatter(t, product(t, "p", attention(t, "a", queries(t), {2, 2}), {C}, by_inputs(), true, {}));
      }},
-    {"head_loss", [](Trace& t) { head_loss(t, gather(t, t.input()), table("wte.weight", V), true); }}};
+    {"rmsnorm", [](Trace& t) { rmsnorm(t, "n", t.input(), true, 0.1); }},
+    {"rmsnorm", [](Trace& t) { rmsnorm(t, "n", t.input(), false, 1e-6); }},
+    {"add_rmsnorm",
+     [](Trace& t) { add_rmsnorm(t, "n", t.input(), rmsnorm(t, "m", t.input(), true, 1e-6), true, 0.1); }},
+    {"add_rmsnorm", [](Trace& t) { add_rmsnorm(t, "n", t.input(), t.input(), false, 1e-6); }},
+    {"product",
+     [](Trace& t) {
+         packed(t, {2, 1}, 2, false);
+     }},
+    {"product",
+     [](Trace& t) {
+         packed(t, {4, 2}, 1, true);
+     }},
+    {"swiglu", [](Trace& t) { swiglu(t, "a", packed_channels(t)); }},
+    {"relu_squared", [](Trace& t) { relu_squared(t, "a", packed_channels(t)); }},
+    // Each head, or all of them; with one weight, with both, or with none.
+    {"head_norm",
+     [](Trace& t) {
+         head_norm(t, packed(t, {4, 2}, 3, false), {4, 2}, {"q", "k", false, 0.1});
+     }},
+    {"head_norm",
+     [](Trace& t) {
+         head_norm(t, packed(t, {3, 1}, 2, false), {3, 1}, {.eps = 1e-6});
+     }},
+    {"head_norm",
+     [](Trace& t) {
+         head_norm(t, packed(t, {2, 1}, 2, false), {2, 1}, {"", "k", false, 0.1});
+     }},
+    {"head_norm",
+     [](Trace& t) {
+         head_norm(t, packed(t, {4, 2}, 2, false), {4, 2}, {"q", "k", true, 0.1});
+     }},
+    {"head_norm",
+     [](Trace& t) {
+         head_norm(t, packed(t, {2, 2}, 2, false), {2, 2}, {.over_all = true, .eps = 1e-6});
+     }},
+    {"rope",
+     [](Trace& t) {
+         rope(t, packed(t, {2, 1}, 4, false), {2, 1}, angles(4));
+     }},
+    {"rope",
+     [](Trace& t) {
+         rope(t, packed(t, {1, 1}, 2, false), {1, 1}, angles(2), true);
+     }},
+    {"rope",
+     [](Trace& t) {
+         rotated(t, packed(t, {2, 1}, 4, false), {2, 1});
+     }},
+    // Several query heads for each key head, or for the only one; a window; queries and keys apart from values.
+    {"attention",
+     [](Trace& t) {
+         attention(t, "a", packed(t, {4, 2}, 2, false), {4, 2});
+     }},
+    {"attention",
+     [](Trace& t) {
+         attention(t, "a", packed(t, {3, 1}, 2, false), {3, 1}, 2);
+     }},
+    {"attention",
+     [](Trace& t) {
+         attention(t, "a", packed(t, {2, 2}, 1, false), {2, 2}, 1);
+     }},
+    {"attention",
+     [](Trace& t) {
+         const int qkv = packed(t, {4, 2}, 2, false);
+         attention(t, "a", qkv, {4, 2}, 2, rotated(t, qkv, {4, 2}));
+     }},
+    {"head_loss", [](Trace& t) { head_loss(t, gather(t, t.input()), table("wte.weight", V), true); }},
+    {"head_loss",
+     [](Trace& t) { head_loss(t, gather(t, t.input()), table("wte.weight", V), true, {.cap = 2}); }},
+    {"head_loss", [](Trace& t) {
+         head_loss(t, gather(t, t.input()), table("wte.weight", V), true, {.cap = 3, .z_loss = 0.25F});
+     }}};
 
 // The last node of a part, with random numbers as its operands.
 struct OneNode {
@@ -107,7 +198,7 @@ struct OneNode {
     // The sum of the outputs, each times its gradient: the function that is differentiated. Also the sum of
     // their absolute values.
     std::pair<double, double> sum() {
-        run(&interpreter::Meaning::forward);
+        run(&interpreter::Meaning::differentiated);
         std::pair<double, double> sums;
         for (const int out : part.nodes.back().out) {
             for (std::size_t i = 0; i < values[at(out)].size(); ++i) {
@@ -259,6 +350,35 @@ TEST(Interpreter, AgreesWithGpt2) {
                                    .tied_head = tied}),
                              true);
     }
+}
+Model small(const char* name, std::vector<std::pair<std::string, ModelValue>> changes) {
+    const std::initializer_list<std::pair<const char*, std::int64_t>> sizes = {
+        {"layers", 3},  {"heads", 4},     {"kv-heads", 2},   {"channels", 12},
+        {"seq-len", 7}, {"mlp-size", 10}, {"vocab-size", 37}};
+    for (const auto& [option, size] : sizes) changes.insert(changes.begin(), {option, size});
+    return model_with(name, changes);
+}
+TEST(Interpreter, AgreesWithLlama) {
+    const ModelValue on = true, head_size = std::int64_t{6}, window = std::int64_t{3};
+    const ModelValue behind = std::string("behind");
+    for (const char* const qk_norm : {"none", "head", "all"}) {
+        const ModelValue kind = std::string(qk_norm);
+        SCOPED_TRACE(qk_norm);
+        expect_gradients(
+            small("llama-tiny", {{"head-size", head_size}, {"window", window}, {"qk-norm", kind}}), true);
+        expect_gradients(small("llama-tiny", {{"head-size", head_size},
+                                              {"kv-heads", std::int64_t{1}},
+                                              {"qk-norm", kind},
+                                              {"norms", behind},
+                                              {"qkv-bias", on},
+                                              {"tied-head", on},
+                                              {"z-loss", 0.1}}),
+                         true);
+    }
+}
+TEST(Interpreter, AgreesWithNanochat) {
+    expect_gradients(
+        small("nanochat-tiny", {{"channels", std::int64_t{16}}, {"logit-cap", 2.0}, {"z-loss", 0.1}}), true);
 }
 TEST(Interpreter, AgreesWhereGradientsShareMemory) {
     expect_gradients(strange::model_of_shared_gradients(), false);

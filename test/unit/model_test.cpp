@@ -203,7 +203,8 @@ TEST(Model, PartsOfOneKindSumTheirUnitsAlike) {
         const auto unit = std::ranges::find_if(
             outline.units, [&](const Outline::OutlinedUnit& one) { return one.spec.name == name; });
         ASSERT_NE(unit, outline.units.end()) << name;
-        EXPECT_TRUE(unit->sums_replicated) << name;
+        EXPECT_TRUE(unit->sums_replicated({.ranks = 2, .sequence_parallel = true})) << name;
+        EXPECT_FALSE(unit->sums_replicated({.ranks = 2})) << name;
     }
 }
 
@@ -240,14 +241,14 @@ TEST(Trace, ShapesThatAnOperationDoesNotTake) {
     const auto attends = [](const Shape& qkv, int heads_at) {
         return [=] {
             with_layer([&](Trace& t) {
-                return attention(t, "attn",
-                                 product(t, "qkv", gather(t, layernorm(t, "ln", t.input(), true)), qkv,
-                                         by_outputs(heads_at, "heads"), true, normal));
+                const int packed = product(t, "qkv", gather(t, layernorm(t, "ln", t.input(), true)), qkv,
+                                           by_outputs(heads_at, "heads"), true, normal);
+                return attention(t, "attn", packed, {2, 2});
             });
         };
     };
     const char* const attention_needs =
-        "block {}: attention attn needs queries, keys and values of shape (T, 3, heads, head size), but qkv";
+        "block {}: attention attn needs 6 heads for each token, but qkv has the shape";
     expect_fault(attends({3, 8}, 1), attention_needs);
     expect_fault(attends({2, 2, 4}, 1), attention_needs);
     const auto embeds = [](const Shape& table, const Shape& positions) {

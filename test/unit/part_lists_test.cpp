@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 
+#include "llmc/model/draft.h"
 #include "llmc/model/operations.h"
 #include "test/gpt2_units.h"
 #include "test/strange_family.h"
@@ -192,7 +193,7 @@ TEST(Trace, AnExchangeThatIsLeftOut) {
         },
         "product c_attn needs an input that is whole, but ln_1 is the residual stream");
     const int q = product(t, "c_attn", gather(t, n), {3, 4, 4}, by_outputs(1, "heads"), true, normal);
-    const int o = product(t, "c_proj", attention(t, "attn", q), {16}, by_inputs(), true, normal);
+    const int o = product(t, "c_proj", attention(t, "attn", q, {4, 4}), {16}, by_inputs(), true, normal);
     expect_fault(
         [&] { add_layernorm(t, "ln_2", t.input(), o, true); },
         "add_layernorm ln_2 needs an input that is the residual stream, but c_proj is a partial sum");

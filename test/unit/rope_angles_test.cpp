@@ -32,7 +32,7 @@ double ulp(double x) {
 void expect_angles(std::int64_t head_size, double theta, const std::optional<RopeScaling>& scaling,
                    const std::vector<Angle>& angles) {
     std::vector<float> table(static_cast<std::size_t>(longest * head_size), NAN);
-    fill_angles(table, longest, head_size, theta, scaling);
+    fill_angles(table, {longest, head_size, theta, scaling});
     for (const Angle& angle : angles) {
         const auto at = static_cast<std::size_t>(angle.position * head_size + 2 * angle.i);
         EXPECT_LE(std::fabs(table[at] - angle.cos), ulp(angle.cos)) << angle.position << ", " << angle.i;
@@ -72,8 +72,8 @@ TEST(RopeAngles, WithoutScaling) {
 }
 
 TEST(RopeAngles, Llama31ScalesLowFrequenciesAlone) {
-    const std::vector<double> plain = rope_frequencies(128, 5e5, {});
-    const std::vector<double> scaled = rope_frequencies(128, 5e5, llama_3_1);
+    const std::vector<double> plain = rope_frequencies({longest, 128, 5e5});
+    const std::vector<double> scaled = rope_frequencies({longest, 128, 5e5, llama_3_1});
     ASSERT_EQ(plain.size(), 64U);
     ASSERT_EQ(scaled.size(), 64U);
     for (std::size_t i = 0; i < 64; ++i) {
@@ -93,9 +93,9 @@ TEST(RopeAngles, Llama31ScalesLowFrequenciesAlone) {
 
 TEST(RopeAngles, WrongSizesAreRefused) {
     std::vector<float> table(24);
-    EXPECT_NO_THROW(fill_angles(table, 3, 8, 1e4, {}));
-    EXPECT_THROW(fill_angles(table, 4, 8, 1e4, {}), ProgrammingError);
-    EXPECT_THROW(fill_angles(table, 8, 3, 1e4, {}), ProgrammingError);
+    EXPECT_NO_THROW(fill_angles(table, {3, 8, 1e4}));
+    EXPECT_THROW(fill_angles(table, {4, 8, 1e4}), ProgrammingError);
+    EXPECT_THROW(fill_angles(table, {8, 3, 1e4}), ProgrammingError);
 }
 
 }  // namespace

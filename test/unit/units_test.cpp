@@ -147,7 +147,7 @@ TEST(Units, MatricesDecayAndVectorsDoNot) {
 }
 
 TEST(Units, ProjectionsIntoTheResidualStreamBeginSmaller) {
-    // Two additions a block: the variance of their sum over the blocks is that of one usual product.
+    // Two additions a block: the variance of their sum over the blocks is that of one ordinary product.
     const GPTConfig deep{.layers = 8, .heads = 2, .channels = 16, .sequence_length = 4, .vocabulary = 5};
     int matrices = 0;
     for (const UnitSpec& unit : gpt_units(deep)) {

@@ -15,7 +15,9 @@ namespace {
 template <class X>
 struct Places {
     explicit Places(const Heads& heads)
-        : data(heads.rows.as<X>() + heads.first), stride(row_elements(heads)), size(heads.size) {}
+        : data(heads.rows ? heads.rows.as<X>() + heads.first : nullptr),
+          stride(heads.rows ? row_elements(heads) : 0),
+          size(heads.size) {}
     X* at(std::int64_t row, std::int64_t head) const { return data + row * stride + head * size; }
 
     X* data;
@@ -141,6 +143,7 @@ void CpuOps::head_norm_backward(const Heads& din, const Tensor& dweight, const H
                                  const float r = rstds[row * s.heads + head];
                                  // The weight's terms come first, since din may overwrite dout.
                                  if (partial) add_head_to_weight(partial, d, own, r, s.head_size);
+                                 if (!dx.data) continue;
                                  const float sum = rank_sums.sums ? rank_sums.row_sum(row)
                                                                   : sum_of_gh(d, own, w, r, s.head_size);
                                  backward_head(dx.at(row, head), d, own, w, r,

@@ -58,13 +58,13 @@ void CudaOps::require_sizes(const WorkspaceRequest& request) const {
     const std::int64_t C = request.channels, head_size = request.size_of_head();
     if (head_size % 8 != 0 || head_size > 128) {
         user_error(
-            "--channels {} with --heads {} makes heads of {} channels, but attention on GPUs needs "
-            "multiples of 8 up to 128; try --channels {}",
-            C, request.heads, head_size,
-            request.heads * std::clamp<std::int64_t>((head_size + 7) / 8 * 8, 8, 128));
+            "attention on GPUs needs heads of a multiple of 8 elements up to 128, but these have {}; change "
+            "--channels or --heads, or give --head-size if the model has that option",
+            head_size);
     }
-    // Layernorm's backward pass holds a row in a block's registers.
-    const std::int64_t most = (24 << 10) / static_cast<std::int64_t>(size_of(request.dtype));
+    // The backward passes of norms hold a row in a block's registers.
+    const std::int64_t most_bytes = request.layernorm_channels > 0 ? 24 << 10 : 32 << 10;
+    const std::int64_t most = most_bytes / static_cast<std::int64_t>(size_of(request.dtype));
     if (C > most) {
         user_error("--channels {} is out of range for the GPU's kernels in {}; give at most {}", C,
                    name_of(request.dtype), most);

@@ -262,11 +262,12 @@ void* address(const Heads& heads) {
 
 class Attention final : public CudnnAttention {
   public:
-    std::size_t workspace_bytes(const HeadSizes& sizes) override {
-        const std::int64_t row = (sizes.heads + 2 * sizes.key_heads) * sizes.head_size;
-        const RowStrides packed{row, row, row};
+    std::size_t workspace_bytes(const HeadSizes& sizes, bool queries_apart) override {
+        const std::int64_t row = (sizes.heads + 2 * sizes.key_heads) * sizes.head_size,
+                           row_of_queries = queries_apart ? row - sizes.key_heads * sizes.head_size : row;
+        const RowStrides strides{row_of_queries, row_of_queries, row};
         for (const Pass* pass :
-             {forward_pass({sizes, packed, packed}), backward_pass({sizes, packed, packed})})
+             {forward_pass({sizes, strides, strides}), backward_pass({sizes, strides, strides})})
             planned_bytes_ = std::max(planned_bytes_, pass ? pass->workspace_bytes() : 0);
         return planned_bytes_;
     }

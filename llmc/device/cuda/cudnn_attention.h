@@ -19,9 +19,9 @@ class CudnnAttention {
   public:
     virtual ~CudnnAttention() = default;
 
-    // The workspace for these sizes, with q, k and v one after the other in the rows of one tensor; 0 if
-    // cuDNN refuses them. cuDNN's plans for them are made here.
-    virtual std::size_t workspace_bytes(const HeadSizes& sizes) = 0;
+    // The workspace for these sizes, with q, k and v one after the other in the rows of one tensor, or with q
+    // and k in those of another; 0 if cuDNN refuses them. cuDNN's plans for them are made here.
+    virtual std::size_t workspace_bytes(const HeadSizes& sizes, bool queries_apart) = 0;
     virtual void set_workspace(void* workspace) = 0;
     // These do nothing and return false if cuDNN refuses the sizes or the places of the heads, or needs more
     // workspace for them than was planned.

@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(detail::head_norm_max_threads, pieces == 1 ? 2
             if (head >= heads) break;
             if constexpr (only_sums) {
                 if (threadIdx.x == 0) partials[head] = sums[r];
-            } else {
+            } else if (din.first) {
                 const float mean = (shared.sums ? shared.of_row(head, heads) : sums[r]) / shared.size;
 #pragma unroll
                 for (int p = 0; p < pieces; ++p) {
@@ -167,7 +167,8 @@ void launch_head_norm_backward(const LaunchContext& on, HeadPlaces<X> din, float
                                HeadPlaces<const X> dout, HeadPlaces<const X> in, const X* weight,
                                const float* rstd, RankSums shared, std::int64_t rows, int count, int size,
                                int block_threads) {
-    check(has_whole_packs(din, size) && has_whole_packs(dout, size) && has_whole_packs(in, size),
+    check((!din.first || has_whole_packs(din, size)) && has_whole_packs(dout, size) &&
+              has_whole_packs(in, size),
           "head norm: pieces of 16 bytes");
     const unsigned heads = count_heads(rows, count);
     const HeadGroups g = head_groups<X>(size, block_threads);
@@ -193,7 +194,8 @@ constexpr std::size_t head_norm_backward_workspace_bytes(const Chip& chip, int s
            static_cast<std::size_t>(detail::head_norm_blocks_per_multiprocessor * chip.multiprocessors);
 }
 
-// din, dout, in: as in head_norm_forward; dweight fp32 (size) accumulates, or is null. The workspace has
+// din, dout, in: as in head_norm_forward; din may have no heads (a null pointer). dweight fp32 (size)
+// accumulates, or is null. The workspace has
 // head_norm_backward_workspace_bytes. din may be dout: a thread has read its pieces of both before it writes
 // them.
 template <class X>

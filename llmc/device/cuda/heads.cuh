@@ -21,6 +21,7 @@ struct HeadPlaces {
 
 template <class X>
 HeadPlaces<X> places(const Heads& heads) {
+    if (!heads.rows) return {nullptr, 0};
     return {elements<std::remove_const_t<X>>(heads.rows) + heads.first, row_elements(heads)};
 }
 

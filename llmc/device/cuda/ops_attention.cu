@@ -91,7 +91,7 @@ std::size_t CudaOps::attention_workspace_bytes(const WorkspaceRequest& request) 
                       request.heads_of_keys(), request.window == 0 ? T : std::min(request.window, T)};
     const std::size_t own = attention_backward_workspace_bytes(kernel_sizes(s));
     if (!cudnn_ || request.dtype != DType::bf16) return own;
-    return std::max(own, cudnn_->workspace_bytes(s));
+    return std::max(own, cudnn_->workspace_bytes(s, request.queries_apart));
 }
 
 }  // namespace llmc::cuda

@@ -39,6 +39,8 @@ class LayOut {
         }
         for (const Scratch::Buffer& buffer : spec_.lists->scratch.buffers)
             ids.scratch.push_back(add(fmt::format("scratch.{}", buffer.width), buffer.dtype, buffer.shape));
+        for (const RopeAngles& angles : spec_.lists->scratch.angles)
+            ids.angles.push_back(add("angles", DType::fp32, {angles.positions, angles.head_size / 2, 2}));
         if (spec_.part.makes_losses()) {
             for (const PartBuffer& buffer : spec_.lists->of(outline_.parts.back()).kept)
                 ids.losses.push_back(add(fmt::format("losses.{}", buffer.name), buffer.dtype, buffer.shape));
@@ -146,6 +148,7 @@ ActivationBuffers<Tensor> bind(const ActivationBuffers<BufferId>& ids, const Are
     for (const TokenBuffers<BufferId>& tokens : ids.tokens)
         bound.tokens.push_back({tensor(tokens.inputs), tensor(tokens.targets)});
     bound.scratch = all(ids.scratch);
+    bound.angles = all(ids.angles);
     bound.losses = all(ids.losses);
     bound.residual_gradients = all(ids.residual_gradients);
     for (const auto& kept : ids.output_gradients) bound.output_gradients.push_back(all(kept));

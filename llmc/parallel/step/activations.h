@@ -36,6 +36,7 @@ struct ActivationBuffers {
     // One more than BuffersInFlight::tokens, for the next micro-batch, which is copied ahead.
     std::vector<TokenBuffers<Buffer>> tokens;
     std::vector<Buffer> scratch;
+    std::vector<Buffer> angles;                         // Scratch::angles
     std::vector<Buffer> losses;                         // kept by the part that makes losses
     std::vector<Buffer> residual_gradients;             // index: buffer * number of widths + width
     std::vector<std::vector<Buffer>> output_gradients;  // PartLists::kept_gradients

@@ -32,6 +32,7 @@ Executor::Executor(const ModelLists& lists, Device& device, const MeshGroups& gr
       feed_(device, activations.tokens, micro_batches),
       tokens_(activations.slots.size()),
       scratch_(first_bytes(activations.scratch)),
+      angles_(first_bytes(activations.angles)),
       losses_(first_bytes(activations.losses)),
       // On the CPU, tensor-parallel collectives run on the compute thread and cannot overlap with it.
       streams_(make_step_streams(device, overlap && (device.streams() || !ranks_.is_shared()))) {
@@ -41,6 +42,12 @@ Executor::Executor(const ModelLists& lists, Device& device, const MeshGroups& gr
     }
     for (const std::vector<Tensor>& of_part : activations_.output_gradients)
         output_gradients_.push_back(first_bytes(of_part));
+    for (std::size_t i = 0; i < activations_.angles.size(); ++i) {
+        const Tensor& table = activations_.angles[i];
+        std::vector<float> values(static_cast<std::size_t>(table.elements()));
+        fill_angles(values, lists.scratch.angles[i]);
+        device.upload(table, values.data());
+    }
     parameters_.resize(outline().parts.size());
     for (const Chunk& chunk : store.part().chunks) {
         for (int part = chunk.first_part; part < chunk.end_part; ++part)
@@ -242,6 +249,7 @@ PartMemory Executor::memory_of(const Action& action) const {
     memory[Space::tokens] = tokens_[slot].inputs.data;
     memory[Space::targets] = tokens_[slot].targets.data;
     memory.all(Space::scratch) = scratch_;
+    memory.all(Space::angles) = angles_;
     memory.all(Space::parameter) = parameters.parameters;
     memory.all(Space::parameter_gradient) = parameters.gradients;
     const int place = action.part - step_->chunk_of(action).first_with_input() + 1;

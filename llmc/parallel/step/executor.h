@@ -124,7 +124,7 @@ class Executor final : private Performer {
     // Pointers to the kept activations, by slot and by the part's position in its chunk.
     std::vector<std::vector<std::vector<std::byte*>>> kept_;
     std::vector<std::vector<std::byte*>> output_gradients_;
-    std::vector<std::byte*> scratch_, losses_;
+    std::vector<std::byte*> scratch_, angles_, losses_;
     std::vector<ParameterPlaces> parameters_;  // by the model's part; empty for parts of other stages
     Tensor logits_;
     // The current list.

@@ -84,7 +84,7 @@ void UnitActions::make_room(int unit) {
 
 // Sums gradients that each tensor-parallel rank computes from its own tokens only.
 void UnitActions::sum_replicated(int unit) {
-    if (!spec_.tensor.sequence_parallel || !part_.outline->unit(unit).sums_replicated) return;
+    if (spec_.tensor.ranks == 1 || !part_.outline->unit(unit).sums_replicated(spec_.tensor)) return;
     add({.kind = ActionKind::sum_replicated,
          .unit = unit,
          .reads = {whole_gradients(unit)},

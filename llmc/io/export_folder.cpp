@@ -1,0 +1,211 @@
+#include "llmc/io/export_folder.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
+
+#include "llmc/core/dtype.h"
+#include "llmc/core/error.h"
+#include "llmc/io/files.h"
+#include "llmc/io/model_files.h"
+#include "llmc/io/safetensors.h"
+
+namespace llmc {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+// ---- dtypes of files
+
+// Rounds a finite number to nearest, ties to even. Empty if it is too large.
+std::optional<std::uint16_t> to_fp16(float x) {
+    const auto bits = std::bit_cast<std::uint32_t>(x);
+    const auto sign = static_cast<std::uint16_t>(bits >> 16 & 0x8000u);
+    const float magnitude = std::fabs(x);
+    if (magnitude < 0x1p-14F)  // subnormal: a multiple of 2^-24
+        return static_cast<std::uint16_t>(sign |
+                                          static_cast<std::uint16_t>(std::nearbyint(magnitude * 0x1p24F)));
+    const std::uint32_t rounded = (bits & 0x7fffffffu) + 0xfffu + (bits >> 13 & 1u) - (112u << 23);
+    if (rounded >= 0x7c00u << 13) return std::nullopt;
+    return static_cast<std::uint16_t>(sign | rounded >> 13);
+}
+
+struct FileDType {
+    const char *name, *in_file;
+};
+constexpr std::array file_dtypes = {FileDType{"fp32", "F32"}, FileDType{"bf16", "BF16"},
+                                    FileDType{"fp16", "F16"}};
+
+const char* name_in_file(const std::string& dtype) {
+    return std::ranges::find(file_dtypes, dtype, &FileDType::name)->in_file;
+}
+
+// The bytes of a tensor in a file.
+std::span<const std::byte> converted(const std::string& name, std::span<const float> values,
+                                     const std::string& dtype, std::vector<std::uint16_t>& memory) {
+    if (dtype == "fp32") return std::as_bytes(values);
+    memory.resize(values.size());
+    for (std::size_t i = 0; i < values.size(); ++i) {
+        if (dtype == "bf16") {
+            memory[i] = to_bfloat16(values[i]).bits;
+        } else if (const auto half = to_fp16(values[i])) {
+            memory[i] = *half;
+        } else {
+            user_error("{} has {}, and fp16 ends at 65504; give --export-dtype bf16", name, values[i]);
+        }
+    }
+    return std::as_bytes(std::span(memory));
+}
+
+// ---- shards
+
+struct Shard {
+    std::string name;
+    std::vector<SafetensorsEntry> tensors;
+};
+
+std::vector<Shard> shards_of(const std::vector<SafetensorsEntry>& tensors, std::uint64_t most_bytes) {
+    std::vector<Shard> shards;
+    std::uint64_t bytes = 0;
+    for (const SafetensorsEntry& tensor : tensors) {
+        if (shards.empty() || bytes + tensor.bytes() > most_bytes) {
+            shards.emplace_back();
+            bytes = 0;
+        }
+        shards.back().tensors.push_back(tensor);
+        bytes += tensor.bytes();
+    }
+    for (std::size_t i = 0; i < shards.size(); ++i)
+        shards[i].name = shards.size() == 1
+                             ? "model.safetensors"
+                             : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
+    return shards;
+}
+
+void write_index(const fs::path& folder, const std::vector<Shard>& shards) {
+    std::uint64_t bytes = 0;
+    std::map<std::string, std::string> files;
+    for (const Shard& shard : shards) {
+        for (const SafetensorsEntry& tensor : shard.tensors) {
+            bytes += tensor.bytes();
+            files[tensor.name] = shard.name;
+        }
+    }
+    const nlohmann::ordered_json index = {{"metadata", {{"total_size", bytes}}}, {"weight_map", files}};
+    write_file(folder / "model.safetensors.index.json", index.dump(2) + "\n");
+}
+
+// Writes all weights into the shards, one after the other, in this folder.
+void write_shards(const fs::path& folder, const std::vector<Shard>& shards, const ParameterStore& store,
+                  UnitTransfer& transfer, const std::string& dtype, bool sync) {
+    std::size_t shard = 0, written = 0;
+    std::unique_ptr<SafetensorsWriter> writer;
+    std::vector<std::uint16_t> memory;
+    collect_weights(store, transfer, [&](const std::string& name, std::span<const float> values) {
+        if (!writer)
+            writer = std::make_unique<SafetensorsWriter>(folder / shards[shard].name, shards[shard].tensors);
+        writer->append(name, converted(name, values, dtype, memory));
+        if (++written < shards[shard].tensors.size()) return;
+        writer->finish(sync);
+        writer.reset();
+        written = 0;
+        ++shard;
+    });
+}
+
+// ---- the tokenizer
+
+bool is_of_tokenizer(const std::string& name) {
+    constexpr std::array beginnings = {"tokenizer", "vocab.", "chat_template"};
+    constexpr std::array names = {"special_tokens_map.json", "merges.txt", "generation_config.json",
+                                  "added_tokens.json"};
+    return std::ranges::find(names, name) != names.end() ||
+           std::ranges::any_of(beginnings,
+                               [&](const char* beginning) { return name.starts_with(beginning); });
+}
+
+void copy_tokenizer(const fs::path& source, const fs::path& folder) {
+    for (const fs::directory_entry& entry : fs::directory_iterator(source)) {
+        const std::string name = entry.path().filename().string();
+        if (entry.is_regular_file() && is_of_tokenizer(name))
+            write_file(folder / name, read_file(entry.path()));
+        if (entry.is_directory() && is_of_tokenizer(name))
+            fs::copy(entry.path(), folder / name, fs::copy_options::recursive);
+    }
+}
+
+// The folder's name until it is whole.
+fs::path partial(const fs::path& folder) {
+    const fs::path plain = plain_path(folder);
+    return plain.parent_path() / fmt::format(".{}.partial", plain.filename().string());
+}
+
+}  // namespace
+
+bool is_folder_name(const fs::path& name) { return !name.empty() && name.extension() != ".safetensors"; }
+
+void require_new_folder(const fs::path& folder) {
+    std::error_code error;
+    const fs::file_status status = fs::status(folder, error);
+    if (fs::exists(status)) {
+        if (!fs::is_directory(status))
+            user_error("{} is {}, but a name without .safetensors means a folder; give another name",
+                       folder.string(), fs::is_regular_file(status) ? "a file" : "not a regular file");
+        if (!fs::is_empty(folder, error)) user_error("{} is not empty; give a new folder", folder.string());
+    }
+    require_writable_directory(link_target(folder));
+}
+
+void save_file(const fs::path& file, const ParameterStore& store, UnitTransfer& transfer,
+               const std::string& dtype) {
+    const Shard all{file.filename().string(), weights_table(store, transfer, name_in_file(dtype))};
+    write_shards(file.parent_path(), {all}, store, transfer, dtype, false);
+}
+
+std::vector<std::string> save_folder(const fs::path& folder, const ParameterStore& store,
+                                     UnitTransfer& transfer, const ExportedFolder& exported) {
+    if (!transfer.is_root()) {
+        collect_weights(store, transfer, {});
+        return {};
+    }
+    std::vector<std::string> notes;
+    const fs::path made = partial(folder);
+    std::error_code ignored;
+    fs::remove_all(made, ignored);  // of an earlier start that was killed
+    try {
+        make_directory(made);
+        const std::vector<Shard> shards =
+            shards_of(weights_table(store, transfer, name_in_file(exported.dtype)), exported.shard_bytes);
+        write_shards(made, shards, store, transfer, exported.dtype, true);
+        if (shards.size() > 1) write_index(made, shards);
+        write_file(made / "config.json", exported.config);
+        if (!exported.source.empty()) {
+            if (fs::is_directory(exported.source)) {
+                copy_tokenizer(exported.source, made);
+            } else {
+                notes.push_back(fmt::format("{} is gone, so {} has no tokenizer", exported.source.string(),
+                                            folder.string()));
+            }
+        }
+        sync_directory(made);
+        replace_directory(made, plain_path(folder));
+    } catch (const fs::filesystem_error& fault) {
+        fs::remove_all(made, ignored);
+        user_error("cannot write {}: {}", folder.string(), fault.code().message());
+    } catch (...) {
+        fs::remove_all(made, ignored);
+        throw;
+    }
+    return notes;
+}
+
+}  // namespace llmc

@@ -1,0 +1,103 @@
+#include "llmc/train/folder_options.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "llmc/core/error.h"
+#include "llmc/io/files.h"
+#include "llmc/io/safetensors.h"
+#include "llmc/model/config_json.h"
+#include "llmc/model/family.h"
+
+namespace llmc {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// Hugging Face's names of dtypes.
+constexpr std::array<std::pair<const char*, const char*>, 3> dtypes = {
+    {{"fp32", "float32"}, {"bf16", "bfloat16"}, {"fp16", "float16"}}};
+// The key of the dtype; from version 5 on, the first one counts.
+constexpr std::array dtype_keys = {"dtype", "torch_dtype"};
+
+// config.json as an object; an empty one for a model that did not come from a folder.
+Json config_of(const Options& options) {
+    return options.folder ? Json::parse(options.folder->config) : Json::object();
+}
+
+std::vector<std::string_view> known_types() {
+    std::vector<std::string_view> types;
+    for (const Family& family : families())
+        types.insert(types.end(), family.model_types.begin(), family.model_types.end());
+    std::ranges::sort(types);
+    return types;
+}
+
+void set_if_unset(ModelOption& option, const ModelValue& value) {
+    std::visit([&]<class T>(std::optional<T>& of) { of = of.value_or(std::get<T>(value)); }, option);
+}
+
+}  // namespace
+
+void take_folder(Options& options, const std::filesystem::path& folder) {
+    const std::string file = (folder / "config.json").string();
+    const Json config = Json::parse(read_file(file), nullptr, false);
+    if (!config.is_object()) user_error("{} is not an object in JSON; get the folder again", file);
+    ConfigReader reader(config, file);
+    const std::string type = reader.text("model_type", "");
+    const Family* family = family_of_type(type);
+    if (!family)
+        user_error("{}: the model_type is {}, but this program knows only {}; give another model", file,
+                   in_quotes(type), fmt::join(known_types(), ", "));
+    for (const char* key : {"quantization_config", "auto_map"}) reader.require(key, {});
+    ModelChoices choices = family->from_config(reader);
+    std::int64_t& context = std::get<std::int64_t>(choices.values.find("seq-len")->second);
+    context = std::min(context, folder_sequence_length);
+    for (const auto& [name, value] : choices.values)
+        set_if_unset(options.model_options.find(name)->second, value);
+    options.model = family->name;
+    options.folder = {folder.string(), config.dump()};
+    const std::vector<std::string> notes = reader.notes();
+    options.notes.insert(options.notes.end(), notes.begin(), notes.end());
+}
+
+std::string exported_config(const Options& options) {
+    Json config = config_of(options);
+    const Family& family = family_of(options.model);
+    if (!family.to_config)
+        user_error(
+            "--export: Hugging Face's library has no models of the family {}; export a single .safetensors "
+            "file",
+            family.name);
+    family.to_config(options.choices_of_model(), config);
+    // A longer context than the folder's.
+    constexpr const char* positions = "max_position_embeddings";
+    if (config.contains(positions) && config[positions] < options.sequence_length())
+        config[positions] = options.sequence_length();
+    const auto* const dtype = std::ranges::find(dtypes, exported_dtype(options),
+                                                [](const auto& of) { return std::string(of.first); });
+    const auto* const key =
+        std::ranges::find_if(dtype_keys, [&](const char* name) { return config.contains(name); });
+    config[key == dtype_keys.end() ? "torch_dtype" : *key] = dtype->second;
+    return config.dump(2) + "\n";
+}
+
+std::string exported_dtype(const Options& options) {
+    if (!options.export_dtype.empty()) return options.export_dtype;
+    const Json config = config_of(options);
+    for (const char* key : dtype_keys) {
+        if (!config.contains(key)) continue;
+        for (const auto& [ours, theirs] : dtypes) {
+            if (config[key] == theirs) return ours;
+        }
+    }
+    return "fp32";
+}
+
+}  // namespace llmc

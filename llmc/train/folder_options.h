@@ -1,0 +1,25 @@
+// Options that come from a folder in Hugging Face's format: --init DIR and --model DIR; and what --export writes
+// into such a folder.
+#pragma once
+
+#include <filesystem>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+
+#include "llmc/train/options.h"
+
+namespace llmc {
+
+// The longest context by default. Folders name contexts for which few machines have memory.
+inline constexpr std::int64_t folder_sequence_length = 2048;
+
+// Takes the model of the folder's config.json for options that nobody gave. UserError if this program does not
+// compute it. Notes of what is not used are added to options.notes.
+void take_folder(Options& options, const std::filesystem::path& folder);
+
+// The text of the exported folder's config.json, and the dtype of its weights: --export-dtype, or else that of the
+// folder from which the model came. UserError if Hugging Face's library does not have the model.
+std::string exported_config(const Options& options);
+std::string exported_dtype(const Options& options);
+
+}  // namespace llmc
