@@ -202,9 +202,10 @@ class Writing:
         self.processes, self.capacity, self.limit = arguments.processes, arguments.shard_tokens, arguments.limit_tokens
         validates = any(stream.name != "train" for stream in plan.streams)
         self.val_limit = self.limit // 10 if self.limit and validates else 0
-        self.settings = {"dataset": arguments.dataset, "source": plan.source, "tokenizer": self.tokenizer.name,
-                         "vocabulary": self.tokenizer.vocabulary, "separator": self.tokenizer.separator,
-                         "shard_tokens": self.capacity, "limit_tokens": self.limit, **plan.settings}
+        self.settings = shards.in_utf8({
+            "dataset": arguments.dataset, "source": plan.source, "tokenizer": self.tokenizer.name,
+            "vocabulary": self.tokenizer.vocabulary, "separator": self.tokenizer.separator,
+            "shard_tokens": self.capacity, "limit_tokens": self.limit, **plan.settings})
         self.manifest = self.begin(arguments.overwrite)
 
     def begin(self, overwrite):
@@ -333,7 +334,7 @@ class Writing:
     def opened(self, part):
         """The documents of a part. Records its files in the manifest."""
         found = part.open()
-        for file in part.files():
+        for file in shards.in_utf8(part.files()):
             earlier = next((entry for entry in self.manifest["files"] if entry["file"] == file["file"]), None)
             if earlier is None:
                 self.manifest["files"].append(file)

@@ -1,6 +1,6 @@
 """Token shards and their manifest. Not run by itself: the dataset scripts use it.
 
-A shard is a file in the usual .bin format. The header is 256 int32: 20240520, 1, the number of tokens, then zeros.
+A shard is a file in the common .bin format. The header is 256 int32: 20240520, 1, the number of tokens, then zeros.
 Then come the tokens as uint16. All is little-endian. A shard appears under its name only when it is whole. The
 manifest then has its checksum, and the position in the source at which the next shard begins.
 """
@@ -144,11 +144,21 @@ def locked(folder):
         yield
 
 
+def in_utf8(value):
+    """The value of a manifest, with text in valid UTF-8: a byte of a name that is not UTF-8 becomes \\xe9, in four
+    characters. Python has half of a surrogate pair for it, which readers of JSON refuse."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    if isinstance(value, dict):
+        return {in_utf8(key): in_utf8(entry) for key, entry in value.items()}
+    return [in_utf8(entry) for entry in value] if isinstance(value, list) else value
+
+
 def read_manifest(folder):
     """The manifest of a folder, or None."""
     path = folder / MANIFEST
     try:
-        manifest = json.loads(path.read_bytes())
+        manifest = in_utf8(json.loads(path.read_bytes()))  # (earlier versions wrote such halves)
         sound = {"settings", "finished", "files", "complete"} <= manifest.keys() and all(
             SHARD_NAME.fullmatch(entry["file"]) and {"stream", "tokens", "sha256", "next"} <= entry.keys()
             for entry in manifest["shards"])

@@ -32,7 +32,7 @@ if [[ $1 != -* ]]; then
 fi
 
 mpirun=$(command -v mpirun.openmpi || command -v mpirun) || usage "$1 is an option of mpirun, which is not installed"
-# mpirun refuses to run as root, the usual user in a container.
+# mpirun refuses to run as root, the default user in a container.
 if ((EUID == 0)); then
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 fi

@@ -262,7 +262,7 @@ class Follower:
 
 
 def name_of(path):
-    """The name of a run: its directory, or its metrics file if that does not have the usual name."""
+    """The name of a run: its directory, or its metrics file if that does not have the default name."""
     path = pathlib.Path(path).absolute()
     return path.parent.name if path.name == "metrics.jsonl" else path.stem
 

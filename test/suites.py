@@ -80,11 +80,11 @@ NEEDS = {
 BUDGETS = {
     "clang_tidy": 600, "kernels-thread": 170, "simulated_gpu": 111, "gpu_check": 110, "simulated_meshes": 106,
     "mpi-8": 82, "zero": 100, "mpi-4": 90, "kernels-address": 100, "tcp-8": 60, "pipeline": 58, "pages": 62, "unit": 62,
-    "simulated_algorithms": 49, "signals": 42, "cuda-runtime-plain": 36, "tcp-4": 35, "training_against_pytorch": 32,
+    "simulated_algorithms": 49, "signals": 42, "cuda-runtime-plain": 36, "tcp-4": 35, "training_against_pytorch": 75,
     "model_switches": 27, "mesh": 32, "memory_peak": 25, "mpi-3": 23, "simulated_gpu_errors": 22, "commands": 45,
     "mpi-2": 22, "plot": 20, "pages_of_lab": 20, "wrong_input": 18, "resume": 16, "tcp-3": 15, "defaults": 18,
     "tcp": 14, "allocations": 14, "communicator": 13, "run_folders": 12, "data": 12, "program": 11,
-    "hellaswag": 10, "bench": 9, "lint": 9, "model_against_pytorch": 9, "pipeline_timeline": 8, "failing_runs": 7,
+    "hellaswag": 10, "bench": 9, "lint": 9, "model_against_pytorch": 31, "pipeline_timeline": 8, "failing_runs": 7,
     "ops_against_pytorch": 12, "metrics": 6, "recipes": 6, "kernel_report": 6, "lab_report": 6,
 }
 DEFAULT_BUDGET, LONG_BUDGET = 6, 6000

@@ -66,7 +66,7 @@ def digest(path):
 
 
 def write_token_file(path, tokens, wide=False):
-    """A .bin file in the usual format: uint16 tokens, or uint32 tokens if `wide`."""
+    """A .bin file in the common format: uint16 tokens, or uint32 tokens if `wide`."""
     header = array.array("i", (20240801, 7, len(tokens)) if wide else (20240520, 1, len(tokens)))
     header.extend([0] * (256 - len(header)))
     with open(path, "wb") as file:

@@ -1,8 +1,7 @@
-"""GPT-2 in PyTorch, the reference for the trainer, with the names and shapes of Hugging Face's files. It may have no biases, and
-a separate head "lm_head.weight" instead of the token embedding.
+"""Models in PyTorch, the references for the trainer, whatever their family (reference_gpt2.py, reference_llama.py).
 
-Weights are a dict of tensors, {"h.0.attn.c_attn.weight": (C,3C), ...}. A matrix W of a block is used as x W + b. Everything
-runs in the dtype of the weights: fp64 for references.
+Weights are a dict of tensors, {"model.norm.weight": (C), ...}. Everything runs in the dtype of the weights: fp64 for
+references.
 """
 
 import dataclasses
@@ -12,61 +11,39 @@ import torch
 from torch.nn import functional
 
 
-@dataclasses.dataclass(frozen=True)
-class Sizes:
-    layers: int
-    heads: int
-    channels: int
-    seq_len: int
-    vocab_size: int
-    bias: bool = True  # layernorms and products have biases
-    tied_head: bool = True  # the head is the token embedding
+class Model:
+    """A family derives a dataclass. Its fields are the program's options, layers, seq_len and vocab_size among them.
+
+    It has `shapes()`, {name: shape} of every tensor. `logits(weights, inputs, store, factor)` maps (B,T) to (B,T,V). `store`
+    is applied to every activation that the program keeps in memory. `factor` is applied to the probabilities that attention
+    multiplies by values, which GPUs' tensor cores take in the compute dtype.
+    """
+    named_model = "tiny"  # the one of the program whose sizes and switches the fields replace
+    z_loss = 0.0
 
     def options(self):
-        """As options of the program. Switches that are on are its defaults."""
-        return [f"--{name.replace('_', '-')}={str(value).lower()}" for name, value in dataclasses.asdict(self).items()
-                if value is not True]
+        """As options of the program. It has the same defaults as the fields."""
+        return [f"--model={self.named_model}", *(f"--{field.name.replace('_', '-')}={str(getattr(self, field.name)).lower()}"
+                                                 for field in dataclasses.fields(self)
+                                                 if getattr(self, field.name) != field.default)]
 
 
-# Arguments for `dataclasses.replace(sizes, **switches)`: each switch off alone, and all of them together.
-SWITCHES_OFF = [{"bias": False}, {"tied_head": False}, {"bias": False, "tied_head": False}]
-
-
-def shapes(sizes):
-    """{name: shape} of every tensor, in the order of the program's units."""
-    C = sizes.channels
-    result = {"wte.weight": (sizes.vocab_size, C), "wpe.weight": (sizes.seq_len, C)}
-    for i in range(sizes.layers):
-        result |= {
-            f"h.{i}.ln_1.weight": (C,), f"h.{i}.ln_1.bias": (C,),
-            f"h.{i}.attn.c_attn.weight": (C, 3 * C), f"h.{i}.attn.c_attn.bias": (3 * C,),
-            f"h.{i}.attn.c_proj.weight": (C, C), f"h.{i}.attn.c_proj.bias": (C,),
-            f"h.{i}.ln_2.weight": (C,), f"h.{i}.ln_2.bias": (C,),
-            f"h.{i}.mlp.c_fc.weight": (C, 4 * C), f"h.{i}.mlp.c_fc.bias": (4 * C,),
-            f"h.{i}.mlp.c_proj.weight": (4 * C, C), f"h.{i}.mlp.c_proj.bias": (C,),
-        }
-    result |= {"ln_f.weight": (C,), "ln_f.bias": (C,)}
-    if not sizes.tied_head:
-        result["lm_head.weight"] = (sizes.vocab_size, C)
-    return {name: shape for name, shape in result.items() if sizes.bias or not name.endswith(".bias")}
-
-
-def random_weights(sizes, generator, dtype=torch.float32):
+def random_weights(model, generator, dtype=torch.float32):
     """Weights a little away from their initial values, including biases and layernorms, so that every gradient matters.
 
     They are numbers of `dtype`, held in fp64.
     """
     weights = {}
-    for name, shape in shapes(sizes).items():
+    for name, shape in model.shapes().items():
         noise = torch.randn(shape, generator=generator, dtype=torch.float64)
-        is_gain = ".ln_" in "." + name and name.endswith("weight")
+        is_gain = len(shape) == 1 and name.endswith("weight")
         weights[name] = ((1.0 if is_gain else 0.0) + 0.1 * noise).to(dtype).double()
     return weights
 
 
-def random_tokens(sizes, batch, generator):
+def random_tokens(model, batch, generator):
     """(batch, T+1): inputs are all but the last of a row, targets all but the first."""
-    return torch.randint(sizes.vocab_size, (batch, sizes.seq_len + 1), generator=generator)
+    return torch.randint(model.vocab_size, (batch, model.seq_len + 1), generator=generator)
 
 
 class RoundToBf16(torch.autograd.Function):
@@ -93,46 +70,26 @@ def rounded_activations(generator):
     return lambda x: RoundToBf16.apply(x, generator)
 
 
-def logits(weights, sizes, inputs, store=lambda x: x, factor=lambda x: x):
-    """(B,T) -> (B,T,V). `store` is applied to every activation that the program keeps in memory. `factor` is applied to the
-    probabilities that attention multiplies by values, which GPUs' tensor cores take in the compute dtype."""
-    B, T = inputs.shape
-    C, NH = sizes.channels, sizes.heads
-
-    def layernorm(x, name):
-        return functional.layer_norm(x, (C,), weights[f"{name}.weight"], weights.get(f"{name}.bias"), 1e-5)
-
-    def linear(x, name):
-        return x @ weights[f"{name}.weight"] + weights.get(f"{name}.bias", 0)
-
-    mask = torch.ones(T, T, dtype=torch.bool).triu(1)
-    x = store(weights["wte.weight"][inputs] + weights["wpe.weight"][:T])
-    for i in range(sizes.layers):
-        qkv = store(linear(store(layernorm(x, f"h.{i}.ln_1")), f"h.{i}.attn.c_attn"))
-        q, k, v = (part.view(B, T, NH, C // NH).transpose(1, 2) for part in qkv.split(C, dim=2))
-        scores = (q @ k.transpose(2, 3) / math.sqrt(C // NH)).masked_fill(mask, -math.inf)
-        attention = store((factor(scores.softmax(-1)) @ v).transpose(1, 2).reshape(B, T, C))
-        x = store(x + store(linear(attention, f"h.{i}.attn.c_proj")))
-        hidden = store(linear(store(layernorm(x, f"h.{i}.ln_2")), f"h.{i}.mlp.c_fc"))
-        # GELU in its tanh form; torch 1.13 calls it approximate="tanh".
-        x = store(x + store(linear(store(functional.gelu(hidden, approximate="tanh")), f"h.{i}.mlp.c_proj")))
-    return store(store(layernorm(x, "ln_f")) @ weights["wte.weight" if sizes.tied_head else "lm_head.weight"].T)
+def loss_and_objective(weights, model, tokens, **options):
+    """The mean cross-entropy of a batch (B,T+1), in nats, and what training minimises: with the model's z-loss."""
+    predicted = model.logits(weights, tokens[:, :-1], **options)
+    value = functional.cross_entropy(predicted.flatten(0, 1), tokens[:, 1:].flatten())
+    return value, value + model.z_loss * predicted.logsumexp(-1).square().mean()
 
 
-def loss(weights, sizes, tokens, **options):
-    """Mean cross-entropy of a batch (B,T+1), in nats."""
-    predicted = logits(weights, sizes, tokens[:, :-1], **options)
-    return functional.cross_entropy(predicted.flatten(0, 1), tokens[:, 1:].flatten())
+def loss(weights, model, tokens, **options):
+    return loss_and_objective(weights, model, tokens, **options)[0]
 
 
-def loss_and_gradients(weights, sizes, tokens, **options):
+def loss_and_gradients(weights, model, tokens, **options):
+    """The cross-entropy, and the gradients of the objective."""
     leaves = {name: weight.clone().requires_grad_() for name, weight in weights.items()}
-    value = loss(leaves, sizes, tokens, **options)
-    gradients = torch.autograd.grad(value, list(leaves.values()))
+    value, objective = loss_and_objective(leaves, model, tokens, **options)
+    gradients = torch.autograd.grad(objective, list(leaves.values()))
     return value.item(), dict(zip(leaves, gradients))
 
 
-def train(weights, sizes, batches, lr, weight_decay=0.0, betas=(0.9, 0.999), eps=1e-8, grad_clip=0.0, lr_factor=None,
+def train(weights, model, batches, lr, weight_decay=0.0, betas=(0.9, 0.999), eps=1e-8, grad_clip=0.0, lr_factor=None,
           gradients_of=None, **options):
     """AdamW over a list of batches. `lr_factor` is a function of the step, from 0 on, that multiplies the rate.
 
@@ -148,8 +105,8 @@ def train(weights, sizes, batches, lr, weight_decay=0.0, betas=(0.9, 0.999), eps
     for batch in batches:
         optimizer.zero_grad()
         if gradients_of is None:
-            value = loss(leaves, sizes, batch, **options)
-            value.backward()
+            value, objective = loss_and_objective(leaves, model, batch, **options)
+            objective.backward()
         else:
             value, gradients = gradients_of(leaves, batch)
             for name, gradient in gradients.items():

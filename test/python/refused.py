@@ -67,7 +67,7 @@ def command_of(arguments, folder, ranks):
 def run(arguments, folder, ranks, preexec=None):
     command, environment = command_of(arguments, folder, ranks)
     # Runs in the folder, so that files in the default places are noticed too.
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS * 3,
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, errors="surrogateescape", timeout=SECONDS * 3,
                           stdin=subprocess.DEVNULL, preexec_fn=preexec)
 
 

@@ -17,6 +17,13 @@ def save(path, tensors, metadata=None):
                           metadata)
 
 
+def save_bf16(path, tensors):
+    """Writes {name: array} of numbers that bf16 holds."""
+    bits = {name: np.asarray(array, dtype=np.float32).view(np.uint32) for name, array in tensors.items()}
+    assert not any((array & 0xffff).any() for array in bits.values())
+    safetensors_file.save(path, {name: ("BF16", array.shape, (array >> 16).astype("<u2").tobytes()) for name, array in bits.items()})
+
+
 def load(path):
     """Returns {name: array}."""
     return {name: _array(*entry) for name, entry in safetensors_file.load(path).items()}

@@ -10,13 +10,13 @@ import reference_model
 import safetensors_numpy
 import torch
 from program import PROGRAM, ROOT, write_token_file
-from reference_model import Sizes
+from reference_gpt2 import GPT2
 from simulated import at_once, train
 
 torch.set_num_threads(1)  # leaves cores to the programs
 
 CPU = str((ROOT / PROGRAM).resolve())  # the program whose CPU device is the reference
-SIZES = Sizes(layers=2, heads=2, channels=16, seq_len=16, vocab_size=64)
+SIZES = GPT2(layers=2, heads=2, channels=16, seq_len=16, vocab_size=64)
 SEQUENCES, STEPS = 4, 20
 BF16 = ["--dtype=bf16"]
 STOCHASTIC = [*BF16, "--stochastic-rounding"]

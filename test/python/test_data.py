@@ -161,7 +161,14 @@ def test_names_need_not_be_utf8(texts, tmp_path):
     strict = {"env": os.environ | {"PYTHONIOENCODING": "utf-8:strict"}, "errors": "surrogateescape"}
     first = run("text.py", folder / odd, "--out", folder / "out", *BYTES, **strict)
     assert f"--train-data '{folder}/out/train_*.bin'" in first.stdout
-    assert "is already complete" in run("text.py", folder / odd, "--out", folder / "out", *BYTES, **strict).stdout
+    # The names in the manifest are UTF-8 for every reader. One of an earlier version, with halves of surrogate pairs, is
+    # accepted too.
+    manifest = folder / "out/manifest.json"
+    json.loads(manifest.read_bytes())["settings"]["source"].encode()
+    assert json.loads(manifest.read_bytes())["files"][0]["file"].endswith("/caf\\xe9/caf\\xe9")
+    for written in (manifest.read_text(), manifest.read_text().replace("\\\\xe9", "\\udce9")):
+        manifest.write_text(written)
+        assert "is already complete" in run("text.py", folder / odd, "--out", folder / "out", *BYTES, **strict).stdout
     refused = run("text.py", folder / "none", *BYTES, check=False, **strict)
     assert refused.stderr == f"error: cannot read {folder}/none: No such file or directory\n"
 

@@ -12,7 +12,7 @@ import program
 import reference_model
 from greedy_text import PROMPT, TOKENS, telling_weights
 from model_comparison import Experiment, save_weights
-from reference_model import SWITCHES_OFF, Sizes
+from reference_gpt2 import GPT2, SWITCHES_OFF
 
 SEED = int(os.environ.get("SEED", int.from_bytes(os.urandom(4), "little")))
 
@@ -37,7 +37,7 @@ TARGETS = {"7 windows": [77], "10 windows of 3 shards": [84, 1, 18], "8 whole wi
 def test_validation(windows, switches, ranks, tmp_path):
     """Numbers of windows that are multiples of what the processes compute at once (2 each), and others."""
     targets = TARGETS[windows]
-    sizes = Sizes(layers=2, heads=3, channels=48, seq_len=12, vocab_size=50, **switches)
+    sizes = GPT2(layers=2, heads=3, channels=48, seq_len=12, vocab_size=50, **switches)
     experiment = Experiment(tmp_path, sizes, batch=4, seed=SEED)
     generator = torch.Generator().manual_seed(SEED)
     shards = [torch.randint(sizes.vocab_size, (count + 1,), generator=generator) for count in targets]
@@ -59,7 +59,7 @@ def test_validation(windows, switches, ranks, tmp_path):
 @pytest.mark.parametrize("ranks, switches", [(1, {}), (2, {}), *((1, switches) for switches in SWITCHES_OFF)], ids=str)
 def test_a_greedy_sample(ranks, switches, tmp_path):
     """Longer than the context, compared token by token."""
-    sizes = Sizes(layers=2, heads=2, channels=32, seq_len=12, vocab_size=50, **switches)
+    sizes = GPT2(layers=2, heads=2, channels=32, seq_len=12, vocab_size=50, **switches)
     experiment = Experiment(tmp_path, sizes, batch=4, seed=SEED)
     weights, expected = telling_weights(sizes, SEED)
     save_weights(tmp_path / "init.safetensors", weights)

@@ -175,14 +175,25 @@ def test_export_makes_its_directory(tmp_path):
 @pytest.mark.parametrize("leads_to_file", [True, False])
 def test_export_goes_where_a_link_leads(leads_to_file, tmp_path):
     (tmp_path / "shared").mkdir()
-    (tmp_path / "link").symlink_to("next")
+    (tmp_path / "link.safetensors").symlink_to("next")
     (tmp_path / "next").symlink_to(tmp_path / "shared/x.safetensors")
     if leads_to_file:
         (tmp_path / "shared/x.safetensors").touch()
-    assert run(["--out-dir={}/run", "--export={}/link"], tmp_path, 1).returncode == 0
-    assert (tmp_path / "link").is_symlink() and (tmp_path / "next").is_symlink()
+    assert run(["--out-dir={}/run", "--export={}/link.safetensors"], tmp_path, 1).returncode == 0
+    assert (tmp_path / "link.safetensors").is_symlink() and (tmp_path / "next").is_symlink()
     assert [path.name for path in (tmp_path / "shared").iterdir()] == ["x.safetensors"]
     assert "wte.weight" in safetensors_numpy.load(tmp_path / "shared/x.safetensors")
+
+
+def test_the_name_of_a_link_decides_the_format_of_an_export(tmp_path):
+    (tmp_path / "shared").mkdir()
+    for link, target in (("out.safetensors", "w.bin"), ("noext", "q.safetensors")):
+        (tmp_path / link).symlink_to(f"shared/{target}")
+        assert run([f"--out-dir={{}}/run-{link}", f"--export={{}}/{link}"], tmp_path, 1).returncode == 0
+        assert (tmp_path / link).is_symlink()
+    assert {path.name for path in (tmp_path / "shared").iterdir()} == {"w.bin", "q.safetensors"}
+    for file in ("w.bin", "q.safetensors/model.safetensors"):
+        assert "wte.weight" in safetensors_numpy.load(tmp_path / "shared" / file)
 
 
 def test_an_export_that_fails_after_all_says_how_to_make_it(tmp_path):

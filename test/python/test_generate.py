@@ -17,10 +17,10 @@ import reference_model
 import refused
 from greedy_text import PROMPT, TOKENS, contexts, most_likely, telling_weights
 from model_comparison import save_weights
-from reference_model import SWITCHES_OFF, Sizes
+from reference_gpt2 import GPT2, SWITCHES_OFF
 
 SEED = int(os.environ.get("SEED", int.from_bytes(os.urandom(4), "little")))
-SIZES = Sizes(layers=4, heads=2, channels=32, seq_len=12, vocab_size=50)
+SIZES = GPT2(layers=4, heads=2, channels=32, seq_len=12, vocab_size=50)
 
 
 def as_prompt(tokens):
@@ -102,12 +102,12 @@ def test_bf16(model):
     store = reference_model.rounded_activations(torch.Generator().manual_seed(0))
     for i, begin in enumerate(contexts(PROMPT, TOKENS, SIZES.seq_len)):
         context = torch.tensor([text[begin:len(PROMPT) + i]])
-        exact = reference_model.logits(held, SIZES, context)[0, -1]
+        exact = SIZES.logits(held, context)[0, -1]
         best, chosen = exact.argmax().item(), text[len(PROMPT) + i]
         behind = (exact[best] - exact[chosen]).item()
         if behind == 0:
             continue
-        draws = [reference_model.logits(held, SIZES, context, store=store)[0, -1] for _ in range(model_bounds.DRAWS)]
+        draws = [SIZES.logits(held, context, store=store)[0, -1] for _ in range(model_bounds.DRAWS)]
         moved = [(drawn[best] - drawn[chosen]).item() - behind for drawn in draws]
         assert behind <= model_bounds.DEVIATIONS * model_bounds.root_mean_square(moved), f"SEED={SEED}: token {i}"
 

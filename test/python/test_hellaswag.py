@@ -10,13 +10,14 @@ import torch
 
 import gpt2_bpe
 import program
+import reference_gpt2
 import reference_model
 import simulated
 from model_comparison import save_weights
-from reference_model import Sizes
+from reference_gpt2 import GPT2
 
 SEED = int(os.environ.get("SEED", int.from_bytes(os.urandom(4), "little")))
-SIZES = Sizes(layers=2, heads=2, channels=32, seq_len=24, vocab_size=256)
+SIZES = GPT2(layers=2, heads=2, channels=32, seq_len=24, vocab_size=256)
 WORDS = "a the man dog runs sits eats café of to and then quickly 3 — slowly, looks up!".split()
 EXAMPLES = 40
 
@@ -28,7 +29,7 @@ def some_text(random, least, most):
 def row_losses(weights, sizes, context, ending):
     """The loss of each target of the ending, in the last T+1 tokens."""
     tokens = [*context, *ending][-sizes.seq_len - 1:]
-    logits = reference_model.logits(weights, sizes, torch.tensor([tokens[:-1]]))[0]
+    logits = sizes.logits(weights, torch.tensor([tokens[:-1]]))[0]
     scored = min(len(ending), sizes.seq_len)
     losses = torch.nn.functional.cross_entropy(logits, torch.tensor(tokens[1:]), reduction="none")
     return losses[-scored:].numpy()
@@ -107,7 +108,7 @@ def test_scores_on_simulated_gpus(of_bytes, tmp_path):
 def test_scores_with_gpt2s_tokens(tmp_path):
     folder = gpt2_bpe.require_files()
     encoder = gpt2_bpe.Encoder(folder)
-    sizes = Sizes(layers=1, heads=2, channels=16, seq_len=24, vocab_size=50257)
+    sizes = GPT2(layers=1, heads=2, channels=16, seq_len=24, vocab_size=50257)
     experiment = Experiment(tmp_path, sizes, lambda text: encoder.encode(text.encode()).tolist())
     encoder.close()
     program.write_token_file(tmp_path / "train.bin", np.arange(500) % 50257)
@@ -127,7 +128,7 @@ def test_evaluation_alone(of_bytes):
 
 
 def test_evaluation_without_biases_and_with_a_head_of_its_own(tmp_path):
-    sizes = dataclasses.replace(SIZES, **reference_model.SWITCHES_OFF[2])
+    sizes = dataclasses.replace(SIZES, **reference_gpt2.SWITCHES_OFF[2])
     experiment = Experiment(tmp_path, sizes, lambda text: list(text.encode()))
     for name, ranks, mesh in (("one", 1, []), ("stages", 2, ["--pipeline-parallel=2"])):
         program.run(*experiment.options("--steps=0", "--sample-tokens=0", *mesh), f"--out-dir={tmp_path}/{name}", ranks=ranks)

@@ -34,7 +34,7 @@ def test_the_best_checkpoint_is_kept(tmp_path):
 
 
 def test_a_run_that_saved_only_its_best_checkpoint_goes_on_from_it(tmp_path):
-    """As after a kill before the first usual checkpoint."""
+    """As after a kill before the first regular checkpoint."""
     options = [*TINY, *QUIET, "--steps=6", "--val-every=2", "--keep-best", "--warmup-steps=0", "--lr=1e-3", "--lr-schedule=constant"]
     whole = program.train(tmp_path / "whole", *options)
     for how in ("--resume", "--resume-if-any"):

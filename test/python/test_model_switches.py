@@ -10,15 +10,14 @@ import numpy as np
 import pytest
 
 import program
-import reference_model
 import safetensors_numpy
 from old_checkpoint import copy_without
 from program import digest
-from reference_model import SWITCHES_OFF, Sizes
+from reference_gpt2 import GPT2, SWITCHES_OFF
 from refused import one_error
 from test_zero import train
 
-TIED = Sizes(layers=4, heads=2, channels=32, seq_len=16, vocab_size=256)
+TIED = GPT2(layers=4, heads=2, channels=32, seq_len=16, vocab_size=256)
 OFF = [dataclasses.replace(TIED, **switches) for switches in SWITCHES_OFF]
 BOTH = OFF[-1]
 QUIET = ["--sample-tokens=0", "--val-batches=1", "--warmup-steps=100"]
@@ -38,7 +37,7 @@ of_each = pytest.mark.parametrize("sizes", OFF, ids=name_of)
 @of_each
 def test_the_model_has_these_tensors_and_no_others(sizes, tmp_path):
     run, _, out = train(tmp_path, *sizes.options(), *QUIET, "--steps=1", ranks=1)
-    shapes = reference_model.shapes(sizes)
+    shapes = sizes.shapes()
     exported = {name: tensor.shape for name, tensor in safetensors_numpy.load(tmp_path / "w.safetensors").items()}
     assert exported == shapes
     assert run.record["parameters"] == sum(math.prod(shape) for shape in shapes.values())
@@ -101,7 +100,7 @@ ALONE_ON = ["data", "stages", "tensor"]
 
 
 @pytest.mark.parametrize("mesh, sizes", [*((mesh, BOTH) for mesh in MESHES), *((mesh, sizes) for mesh in ALONE_ON for sizes in OFF[:2])],
-                         ids=lambda value: name_of(value) if isinstance(value, Sizes) else value)
+                         ids=lambda value: name_of(value) if isinstance(value, GPT2) else value)
 def test_every_mesh_trains_the_same_run(mesh, sizes, alone, tmp_path):
     run = runs_of_the_same_bits(mesh, sizes, "--dtype=fp32", tmp_path)
     whole, weights = alone(sizes, "--dtype=fp32")

@@ -28,6 +28,7 @@ import pytest
 
 import file_server
 import gpt2_bpe
+import model_folders
 import program
 from dataset_scripts import hub_of
 from pages import GENERATED, TEXTS, blocks
@@ -123,6 +124,7 @@ def clone(tmp_path_factory):
     for name in ("x", "a", "b", "quickstart"):
         program.run(*sizes, "--steps=3", "--warmup-steps=1", "--sample-tokens=0", f"--out-dir={place}/runs/{name}",
                     f"--export={place}/gpt2.safetensors")
+    model_folders.write(place / "Llama-3.2-1B", {**model_folders.LLAMA, "vocab_size": 256})
     (place / "bin").mkdir()
     write_command(place / "bin/make", MAKE.format(make=shutil.which("make"), root=ROOT))
     return place

@@ -353,14 +353,19 @@ def test_token_shards(tmp_path):
 def test_bytes_are_noted_where_the_vocabulary_has_more(tmp_path, vocabulary, noted):
     """Both the bytes of a text, and those of shards whose manifest says so."""
     tokens = np.tile(np.arange(100), 10)
+    others = np.tile(np.arange(157, 257), 10)
     (tmp_path / "text.txt").write_bytes(bytes(tokens.astype(np.uint8)))
     for tokenizer in ("bytes", "gpt2"):
         (tmp_path / tokenizer).mkdir()
         (tmp_path / tokenizer / "manifest.json").write_text(json.dumps({"settings": {"tokenizer": tokenizer}}))
         program.write_token_file(tmp_path / tokenizer / "train.bin", tokens)
-    (tmp_path / "gpt2/broken").mkdir()
-    (tmp_path / "gpt2/broken/manifest.json").write_text("[")
-    program.write_token_file(tmp_path / "gpt2/broken/train.bin", tokens)
+    for name, manifest in {"broken": "[", "surrogate": '{"settings": {"tokenizer": "bytes", "source": "caf\\udce9"}}', "none": ""}.items():
+        for kind, content in {"bytes": tokens, "gpt2": others}.items():
+            folder = tmp_path / name / kind
+            folder.mkdir(parents=True)
+            program.write_token_file(folder / "train.bin", content)
+            if manifest:
+                (folder / "manifest.json").write_text(manifest)
 
     def notes(data, validation=None):
         options = [f"--train-data={tmp_path}/{data}", *([f"--val-data={tmp_path}/{validation}"] if validation else [])]
@@ -371,10 +376,19 @@ def test_bytes_are_noted_where_the_vocabulary_has_more(tmp_path, vocabulary, not
             f"`python data/text.py {tmp_path}/text.txt` converts it to GPT-2's tokens, and --model mini is for bytes")
     assert notes("text.txt") == ([text] if noted else [])
     assert len(notes("bytes/*.bin")) == noted
-    assert notes("gpt2/*.bin") == notes("gpt2/broken/*.bin") == []
+    assert notes("gpt2/*.bin") == []
+    # What no manifest tells is seen in the tokens.
+    looks = " looks like bytes (its first tokens are all below 256), but the vocabulary is "
+    for name in ("broken", "surrogate", "none"):
+        unreadable = [f"note: {tmp_path}/{name}/{{}}/manifest.json cannot be read as JSON in UTF-8, so the tokenizer of the shards is not known"]
+        unreadable *= noted and name != "none"
+        *before, last = notes(f"{name}/bytes/*.bin") or [""]
+        assert before == [note.format("bytes") for note in unreadable] and (looks in last) == noted
+        if vocabulary > 256:
+            assert notes(f"{name}/gpt2/*.bin") == [note.format("gpt2") for note in unreadable]
     # The same is true of validation data.
     assert notes("gpt2/*.bin", "text.txt") == ([text] if noted else [])
-    assert notes("gpt2/*.bin", "bytes/*.bin") == notes("bytes/*.bin") and notes("gpt2/*.bin", "gpt2/broken/*.bin") == []
+    assert notes("gpt2/*.bin", "bytes/*.bin") == notes("bytes/*.bin") and notes("gpt2/*.bin", "none/bytes/*.bin") == notes("none/bytes/*.bin")
 
 
 def test_one_batch_is_repeated(tmp_path):

@@ -223,11 +223,23 @@ def test_other_validation_data(run, tmp_path):
     assert note in run(*RESUME, "--new-data", steps=4)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_finished_run_says_that_its_validation_data_have_changed(run, ranks, tmp_path):
+    run(*BEGIN, *SHARDS, "--val-every=1", "--keep-best", steps=2)
+    note = "note: --val-data: val.txt has 234 bytes instead of 230; validation losses before and after are not comparable"
+    assert "not comparable" not in run(*RESUME, steps=2, ranks=ranks)
+    append("d/val.txt", "more")(tmp_path)
+    assert note in run(*RESUME, steps=2, ranks=ranks)
+    assert note in run(*RESUME, "--steps=0", ranks=ranks)
+
+
 def test_data_matter_only_to_training(run, tmp_path):
     run(*BEGIN, *TEXT, steps=2)
     append("d/text.txt", "more")(tmp_path)
     assert "validation after step 2" in run(*RESUME, "--steps=0")
-    assert "nothing to train" in run(*RESUME, steps=2)
+    text = run(*RESUME, steps=2)
+    assert "nothing to train" in text
+    assert f"note: {CHANGES['a longer text'][2]}; to train on with these, give --new-data and more --steps" in text
     run("--generate", "--resume=run", "--sample-tokens=1")
 
 

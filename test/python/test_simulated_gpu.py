@@ -9,7 +9,7 @@ import functools
 import model_bounds
 import numpy as np
 import pytest
-import reference_model
+import reference_gpt2
 import simulated
 import torch
 from greedy_text import PROMPT, telling_weights
@@ -20,7 +20,7 @@ from simulated_experiment import CPU, ROUNDED, SEQUENCES, SIZES, STEPS, STOCHAST
 simulated.require()
 
 GREATEST = "priority -5"  # the highest priority of the simulated GPU's streams
-BOTH_OFF = dataclasses.replace(SIZES, **reference_model.SWITCHES_OFF[2])
+BOTH_OFF = dataclasses.replace(SIZES, **reference_gpt2.SWITCHES_OFF[2])
 CONNECTING_BYTES = 8 << 20  # to connect NCCL's ranks (llmc/train/devices.cpp)
 
 
@@ -95,7 +95,7 @@ def test_follows_the_cpu_in_micro_batches_validation_and_samples(experiment, bou
     assert len(texts[0]) == 2 and texts[0] == texts[1]
 
 
-@pytest.mark.parametrize("switches", reference_model.SWITCHES_OFF, ids=str)
+@pytest.mark.parametrize("switches", reference_gpt2.SWITCHES_OFF, ids=str)
 def test_follows_the_cpu_without_biases_and_with_a_head_of_its_own(switches, seed, tmp_path):
     own = Experiment(tmp_path, seed, dataclasses.replace(SIZES, **switches))
     follow(tmp_path, own, model_bounds.LOSS_FP32, ["--dtype=fp32", "--micro-batch-size=1"], (1, 2))

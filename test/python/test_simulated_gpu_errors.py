@@ -105,8 +105,8 @@ CASES = [
       for where, more, variables in (("", ["--device=cpu"], {}), (" for want of a GPU", [], NO_GPU))),
     # ---- sizes that kernels refuse
     Case("heads of 12 channels", ["--channels=36", "--heads=3"],
-         ["--channels 36 with --heads 3 makes heads of 12 channels", "multiples of 8 up to 128; try --channels 48"]),
-    Case("heads of 132 channels", ["--channels=264"], ["makes heads of 132 channels", "try --channels 256"], ranks=2),
+         ["heads of a multiple of 8 elements up to 128, but these have 12"]),
+    Case("heads of 132 channels", ["--channels=264"], ["multiple of 8 elements up to 128, but these have 132"], ranks=2),
     Case("channels beyond a block's registers", ["--channels=6272", "--heads=49", "--dtype=fp32"],
          ["--channels 6272 is out of range for the GPU's kernels in fp32; give at most 6144"],
          {"SIMT_GPU_MEMORY": "100000000000"}),

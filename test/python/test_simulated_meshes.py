@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import simulated
 from program import digest, write_token_file
-from reference_model import SWITCHES_OFF
+from reference_gpt2 import SWITCHES_OFF
 from simulated import at_once, train
 from simulated_experiment import CPU, SIZES, Experiment, cached, results
 

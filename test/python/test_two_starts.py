@@ -6,6 +6,7 @@ import shutil
 import signal
 import socket
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -192,12 +193,35 @@ def test_starts_of_the_same_moment(shim, started, tmp_path):
     assert first.wait() == STOPPED
     shutil.rmtree(folder)
     program.train(folder, *TINY, "--steps=2")
-    for options in (["--overwrite"], ["--resume-if-any"]):
-        other = f"cp -n {folder}/run.json {folder}/keep; sed -i s/began_from/began_From/ {folder}/run.json"
-        refused = program.run(*TINY, "--steps=4", f"--out-dir={folder}", *options, env=shim("late", other), check=False)
-        assert one_error(refused.stderr) == f"--out-dir: another start of the program has begun in {folder} meanwhile; start this one again"
-        (folder / "keep").rename(folder / "run.json")
+    other = f"sed -i s/began_from/began_From/ {folder}/run.json"
+    refused = program.run(*TINY, "--steps=4", f"--out-dir={folder}", "--overwrite", env=shim("late", other), check=False)
+    assert one_error(refused.stderr) == f"--out-dir: another start of the program has begun in {folder} meanwhile; start this one again"
     assert program.Run(folder).column("step") == [1, 2]
+
+
+def test_a_run_of_the_same_moment_is_gone_on_with(shim, tmp_path):
+    """Another start comes and goes after this one has read its options and before it has the lock."""
+    folder = tmp_path / "run"
+    other = f"mkdir {tmp_path}/once 2> /dev/null || exit 0; {program.ROOT / program.PROGRAM} {' '.join(TINY)} --steps=2 --out-dir={folder} > /dev/null"
+    said = program.run(*TINY, "--steps=4", f"--out-dir={folder}", "--resume-if-any", env=shim("late", other)).stdout
+    assert f"resuming from {folder}/checkpoint-00000002 after step 2" in said
+    assert program.Run(folder).column("step") == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("launcher", ["alone", "two"])
+def test_six_starts_at_once_run_one_after_the_other(launcher, started, tmp_path):
+    runs = [started(*ENDLESS, f"--out-dir={tmp_path}/run", "--resume-if-any", launcher=launcher) for _ in range(6)]
+
+    def end_after_a_step(run):
+        run.read_until(r"^ +\d+ +\d", seconds=120)
+        run.send(signal.SIGTERM)
+        return run.wait()
+
+    with ThreadPoolExecutor(len(runs)) as threads:
+        assert list(threads.map(end_after_a_step, runs)) == [STOPPED] * len(runs)
+    lines = [[int(step) for step in re.findall(r"^ +(\d+) +\d", run.text, re.MULTILINE)] for run in runs]
+    steps = program.Run(tmp_path / "run").column("step")
+    assert sum(sorted(lines), []) == steps == list(range(1, len(steps) + 1))
 
 
 def test_new_runs_of_the_same_second_do_not_meet(shim, tmp_path):

@@ -1,5 +1,7 @@
 """Cases of test_wrong_input.py: files of weights, checkpoints, and places where results cannot be written."""
 
+import gzip
+import io
 import json
 import os
 import pickle
@@ -87,6 +89,12 @@ def cut(maker, size, name="x.safetensors"):
     return write
 
 
+def npz():
+    file = io.BytesIO()
+    np.savez(file, a=np.zeros(100))
+    return file.getvalue()
+
+
 INIT = ["--init={}/x.safetensors"]
 ONE = {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}
 
@@ -97,13 +105,13 @@ def tensor_of(**changes):
 
 SAFETENSORS = [
     Case("weights missing", ["--init=none.safetensors"], ["--init: cannot open none.safetensors: No such file"], ranks=(1, 2, 4)),
-    Case("weights are a directory", ["--init={}"], ["contains neither manifest.json nor a run's checkpoints"]),
+    Case("weights are a directory", ["--init={}"], ["manifest.json", "run.json", "config.json", "give one of these three"]),
     Case("weights empty", INIT, ["x.safetensors is not a safetensors file: it has only 0 bytes"],
          file("x.safetensors", b"")),
-    Case("weights are a text", INIT, ["x.safetensors is truncated or not a safetensors file"], file("x.safetensors", TEXT)),
+    Case("weights are a text", INIT, ["x.safetensors is a text; give a .safetensors file"], file("x.safetensors", TEXT)),
     Case("header cut off", INIT, ["x.safetensors is truncated"], cut(weights(), 100), ranks=(1, 2)),
     Case("header length zero", INIT, ["x.safetensors", "not JSON"], raw(b"")),
-    Case("header length absurd", INIT, ["its header would have 18446744073709551615 bytes"], raw(ONE, bytes(8), 2**64 - 1)),
+    Case("header length absurd", INIT, ["x.safetensors is not a safetensors file: it does not begin with the length of a header"], raw(ONE, bytes(8), 2**64 - 1)),
     Case("header length one too many", INIT, ["x.safetensors"], raw(ONE, bytes(8), len(json.dumps(ONE)) + 1)),
     Case("header not JSON", INIT, ["x.safetensors", "its header is not JSON at byte 8"], raw(b'{"a": nonsense}')),
     Case("header nested without end", INIT, ["x.safetensors", "nested too deeply"], raw(b'{"a":' + b"[" * 100000)),
@@ -155,24 +163,31 @@ SAFETENSORS = [
          ['there is no tensor "wte.weight", only lm_head.weight, so the file\'s head is tied; leave out --tied-head=false'],
          weights(table_as_head)),
     Case("one shard of the weights", ["--init={}/model-00001-of-00002.safetensors"],
-         ['there is no tensor "ln_f.weight"; give one file with all tensors', "max_shard_size"],
+         ['there is no tensor "ln_f.weight"; give the folder that holds the index, the shards and config.json'],
          all_of(weights(without_tensor("ln_f.weight")),
                 lambda folder: (folder / "x.safetensors").rename(folder / "model-00001-of-00002.safetensors")), ranks=(1, 2)),
     Case("index of shards", ["--init={}/model.safetensors.index.json"],
-         ["model.safetensors.index.json is an index of shards, without weights; give one file with all tensors", "max_shard_size"],
+         ["model.safetensors.index.json is an index of shards, without weights; give the folder that holds the index"],
          file("model.safetensors.index.json", b'{\n  "metadata": {\n    "total_size": 8\n  },\n  "weight_map": {\n    "a": "b.safetensors"\n  }\n}\n'),
          ranks=(1, 2)),
     Case("configuration instead of weights", INIT, ["x.safetensors is a JSON file; give the .safetensors file"],
          file("x.safetensors", b'{"model_type": "gpt2"}')),
-    Case("folder of weights", ["--init={}"], ["neither manifest.json nor a run's checkpoints; for its weights alone, give --init ", "/model.safetensors"],
+    Case("folder of weights", ["--init={}"], ["give one of these three, or its weights alone: --init ", "/model.safetensors"],
          all_of(weights(), lambda folder: (folder / "x.safetensors").rename(folder / "model.safetensors"))),
-    *(Case(f"{what} instead of weights", INIT, [f"x.safetensors is {what}", advice], file("x.safetensors", content))
-      for what, advice, content in (
+    *(Case(f"{what} instead of weights, {number}", INIT, [f"x.safetensors is {what}", advice], file("x.safetensors", content))
+      for number, (what, advice, content) in enumerate((
           ("a zip archive, as torch.save writes", "safetensors.torch.save_file", b"PK\x03\x04\x00\x00\x08\x08" + bytes(100)),
           ("a pickle of Python", "safetensors.torch.save_file", pickle.dumps({"wte.weight": list(range(100))})),
           ("a GGUF file", "give the safetensors file of the same model", b"GGUF\x03\x00\x00\x00" + bytes(100)),
           ("only a pointer to a file in Git LFS", "git lfs pull", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"),
-          ("a web page", "download the file itself", b"<!doctype html>\n<html></html>\n"))),
+          ("an .npz file of NumPy", "safetensors.numpy.save_file", npz()),
+          ("an array of NumPy", "safetensors.numpy.save_file", b"\x93NUMPY\x01\x00" + bytes(100)),
+          ("compressed by gzip", "unpack it with gunzip", gzip.compress(bytes(10**6), mtime=0)),
+          ("an HDF5 file", "give the safetensors file of the same model", b"\x89HDF\r\n\x1a\n" + bytes(100)),
+          ("a token shard", "give it to --train-data or --val-data", np.array([20240520, 1, 2, *[0] * 254], "<i4").tobytes()),
+          ("a token shard", "give it to --train-data or --val-data", np.array([20240801, 7, 1, *[0] * 254], "<i4").tobytes()),
+          ("a text", "give a .safetensors file", ("steps = 30\n" + 4000 * "é").encode()),
+          ("a web page", "download the file itself", b"<!doctype html>\n<html></html>\n")))),
     # The length of its header begins like a pickle.
     Case("header cut off after a length like a pickle's magic", INIT, ["x.safetensors is truncated"], raw(b"{", length=0x0280)),
     Case("tensor of whole numbers", INIT, ['tensor "ln_f.bias" has the dtype I32', "F32"],
@@ -274,6 +289,8 @@ CHECKPOINTS = [
          manifest(lambda text: text.replace('"step": 4', '"step": 3'))),
     Case("manifest is a directory", RESUME, ["manifest.json: Is a directory"],
          checkpoint(lambda folder: ((folder / "manifest.json").unlink(), (folder / "manifest.json").mkdir()))),
+    Case("an optimizer's moments as weights", ["--init={}/" + CHECKPOINT + "/optimizer.safetensors"],
+         ["optimizer.safetensors holds the optimizer's moments, not weights; give the model.safetensors beside it"], checkpoint(), ranks=(1, 2)),
     Case("checkpoint without weights", RESUME, ["the checkpoint is damaged", "model.safetensors: No such file"],
          without("model.safetensors"), ranks=(1, 2), late=True),
     Case("checkpoint without moments", RESUME, ["the checkpoint is damaged", "optimizer.safetensors: No such file"],
@@ -340,8 +357,18 @@ OUTPUTS = [
     Case("export over the data", [*ANY_TEXT, "--export={}/x.txt"], ["--export", "x.txt would overwrite"],
          file("x.txt", TEXT)),
     Case("export over the metrics", ["--metrics={}/x", "--export={}/x"], ["--export and --metrics name the same file"]),
-    Case("export is a directory", ["--export={}"], ["--export: ", "is a directory"], ranks=(1, 2)),
-    Case("export is a directory to be", ["--export={}/x/"], ["--export: ", "x/ is a directory"]),
+    Case("export into a folder with files", ["--export={}/x"], ["--export: ", "x is not empty; give a new folder"],
+         lambda folder: ((folder / "x").mkdir(), (folder / "x/y").touch()), ranks=(1, 2)),
+    Case("export of a folder over a file", ["--export={}/x"], ["--export: ", "x is a file, but a name without .safetensors means a folder"],
+         file("x", b"x")),
+    Case("export to a link that leads to itself", ["--export={}/x.safetensors"], ["--export: cannot write ", "symbolic links"],
+         lambda folder: (folder / "x.safetensors").symlink_to("x.safetensors")),
+    Case("export of a folder to a link that leads to itself", ["--export={}/x"], ["--export: cannot write ", "symbolic links"],
+         lambda folder: (folder / "x").symlink_to("x")),
+    Case("export through a link to a device", ["--export={}/x.safetensors"], ["--export: /dev/full is not a regular file"],
+         lambda folder: (folder / "x.safetensors").symlink_to("/dev/full")),
+    Case("export of a folder through a link to a device", ["--export={}/x"], ["--export: ", "x is not a regular file, but a name"],
+         lambda folder: (folder / "x").symlink_to("/dev/full")),
     Case("export below a file", ["--export={}/x/y.safetensors"], ["--export: cannot write", "x is not a directory"],
          file("x", b"x")),
     Case("export where nothing can be made", ["--export=/proc/x.safetensors"], ["--export: cannot create files in /proc"]),
@@ -359,10 +386,10 @@ OUTPUTS = [
          ["--metrics", "for other results"]),
     Case("export in the default metrics' place", ["--out-dir={}/run", "--export={}/run/metrics.jsonl"],
          ["--export", "for other results"]),
-    Case("export's other name is a directory", ["--export={}/x"], ["--export: ", "x.partial is a directory", "remove it"],
-         lambda folder: (folder / "x.partial").mkdir()),
-    Case("export's other name is a pipe", ["--export={}/x"], ["--export: ", "x.partial is a pipe"],
-         lambda folder: os.mkfifo(folder / "x.partial")),
-    Case("export to a pipe", ["--export={}/x"], ["--export: ", "x is not a regular file"],
-         lambda folder: os.mkfifo(folder / "x")),
+    Case("export's other name is a directory", ["--export={}/x.safetensors"], ["--export: ", "x.safetensors.partial is a directory", "remove it"],
+         lambda folder: (folder / "x.safetensors.partial").mkdir()),
+    Case("export's other name is a pipe", ["--export={}/x.safetensors"], ["--export: ", "x.safetensors.partial is a pipe"],
+         lambda folder: os.mkfifo(folder / "x.safetensors.partial")),
+    Case("export to a pipe", ["--export={}/x.safetensors"], ["--export: ", "x.safetensors is not a regular file"],
+         lambda folder: os.mkfifo(folder / "x.safetensors")),
 ]

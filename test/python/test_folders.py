@@ -1,0 +1,234 @@
+"""Folders in Hugging Face's format: --init DIR, --model DIR and --export DIR, and what is refused."""
+
+import json
+import shutil
+
+import numpy
+import pytest
+
+import model_folders
+import program
+import safetensors_numpy
+
+TRAIN = ["--seq-len=16", "--global-batch-tokens=64", "--sample-tokens=0", "--val-every=0"]
+random = numpy.random.default_rng(7)
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory):
+    """A token shard for a vocabulary of 150."""
+    file = tmp_path_factory.mktemp("tokens") / "train_0.bin"
+    program.write_token_file(file, random.integers(0, 150, 2000))
+    return file
+
+
+def exported(folder):
+    return safetensors_numpy.load(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
+
+
+@pytest.mark.parametrize("kind", model_folders.CONFIGS)
+def test_a_folder_that_is_only_exported_stays_the_same(kind, tmp_path):
+    config = {**model_folders.CONFIGS[kind], "my_key": [1, 2]}
+    weights = model_folders.weights_of(config)
+    passed_over = {"model.layers.0.self_attn.rotary_emb.inv_freq": numpy.ones(12, numpy.float32)} if kind == "llama" else {}
+    model_folders.write(tmp_path / "a", config, {**weights, **passed_over})
+    (tmp_path / "a/tokenizer.json").write_text("{}")
+    result = program.run(f"--init={tmp_path / 'a'}", "--steps=0", f"--export={tmp_path / 'b'}", f"--out-dir={tmp_path / 'run'}")
+    assert "my_key is kept, but not used" in result.stdout
+    got, got_config = exported(tmp_path / "b")
+    assert got_config == config
+    assert {name.removeprefix("transformer."): array.shape for name, array in got.items()} == \
+        {name: array.shape for name, array in weights.items()}
+    assert all((got[name] == array).all() for name, array in weights.items())
+    assert (tmp_path / "b/tokenizer.json").read_text() == "{}"
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_training_a_folder_gives_the_same_folder_on_any_mesh(kind, tmp_path, tokens):
+    weights = model_folders.write(tmp_path / "a", model_folders.CONFIGS[kind], shards=3)
+    common = [f"--init={tmp_path / 'a'}", "--steps=20", f"--train-data={tokens}", *TRAIN]
+    one = program.train(tmp_path / "one", *common, f"--export={tmp_path / 'b'}")
+    two = program.train(tmp_path / "two", *common, f"--export={tmp_path / 'c'}", "--zero-stage=3", ranks=2)
+    assert two.losses == pytest.approx(one.losses, rel=1e-6)  # sums over ranks have another order
+    assert one.record["configuration"]["lr"] == 3e-5
+    (b, config), (c, _) = exported(tmp_path / "b"), exported(tmp_path / "c")
+    assert config == model_folders.CONFIGS[kind]
+    # AdamW's steps are at most the rate, and differ where a gradient is close to zero.
+    assert all(numpy.abs(b[name] - c[name]).max() <= 20 * 2 * 3e-5 for name in b)
+    assert b.keys() == weights.keys() and any((b[name] != weights[name]).any() for name in b)
+    # The rows of GPT-2's table of positions that the context does not reach decay, and change in no other way.
+    if kind == "gpt2":
+        assert b["wpe.weight"].shape == (64, 64)
+
+
+def test_a_run_needs_no_folder_to_go_on(tmp_path, tokens):
+    model_folders.write(tmp_path / "a", model_folders.QWEN3)
+    shutil.copytree(tmp_path / "a", tmp_path / "kept")
+    common = [f"--train-data={tokens}", *TRAIN]
+    whole = program.train(tmp_path / "whole", f"--init={tmp_path / 'a'}", "--steps=6", "--lr-schedule=constant", *common)
+    program.train(tmp_path / "x", f"--init={tmp_path / 'a'}", "--steps=3", "--lr-schedule=constant", *common)
+    shutil.rmtree(tmp_path / "a")
+    text = program.run("--generate", f"--resume={tmp_path / 'x'}", "--sample-tokens=3", "--temperature=0").stdout
+    assert len(text.split()) == 3
+    result = program.run(f"--resume={tmp_path / 'x'}", f"--config={tmp_path / 'x/config.toml'}", "--steps=6",
+                         f"--export={tmp_path / 'b'}", "--sample-tokens=0")
+    assert "is gone, so" in result.stdout
+    assert program.Run(tmp_path / "x").losses == whole.losses
+    assert exported(tmp_path / "b")[1] == model_folders.QWEN3
+
+
+def test_a_folder_as_model_begins_at_random(tmp_path, tokens):
+    model_folders.write(tmp_path / "a", model_folders.LLAMA)
+    run = program.train(tmp_path / "x", f"--model={tmp_path / 'a'}", "--steps=1", f"--train-data={tokens}", *TRAIN,
+                        f"--export={tmp_path / 'b'}", "--export-dtype=bf16")
+    assert abs(run.losses[0] - numpy.log(150)) < 0.3
+    assert run.record["configuration"]["lr"] == 3e-4
+    weights, config = exported(tmp_path / "b")
+    assert config == {**model_folders.LLAMA, "torch_dtype": "bfloat16"}
+    again = program.train(tmp_path / "y", f"--config={tmp_path / 'x/config.toml'}", f"--out-dir={tmp_path / 'y'}",
+                          f"--export={tmp_path / 'c'}")
+    assert again.losses == run.losses
+
+
+def test_dtypes_round_to_nearest(tmp_path):
+    config = {**model_folders.LLAMA, "torch_dtype": "float16"}
+    weights = model_folders.weights_of(config)
+    special = numpy.array([65504, -65519.9, 2**-14, 2**-24, 1.4 * 2**-24, 2**-25, 6.1e-5, 1 + 2**-11, 1 + 3 * 2**-11, -0.0], numpy.float32)
+    weights["model.norm.weight"][:special.size] = special
+    model_folders.write(tmp_path / "a", config, weights)
+    program.run(f"--init={tmp_path / 'a'}", "--steps=0", f"--export={tmp_path / 'b'}", f"--out-dir={tmp_path / 'run'}")
+    got, _ = exported(tmp_path / "b")
+    for name, array in weights.items():
+        assert got[name].dtype == numpy.float16
+        assert (got[name].view("u2") == array.astype(numpy.float16).view("u2")).all(), name
+    weights["model.norm.weight"][0] = 65520
+    model_folders.write(tmp_path / "c", config, weights)
+    result = program.run(f"--init={tmp_path / 'c'}", "--steps=0", f"--export={tmp_path / 'd'}", check=False)
+    assert result.returncode == 1 and "fp16 ends at 65504; give --export-dtype bf16" in result.stderr
+    assert not (tmp_path / "d").exists() and not list(tmp_path.glob(".*"))
+
+
+# Folders of other writers: the keys that are changed, and an option.
+CHANGES = {
+    "fewer layers": ({**model_folders.QWEN3, "layer_types": ["full_attention"] * 2}, ["--layers=1"],
+                     {"num_hidden_layers": 1, "layer_types": ["full_attention"]}),
+    "layers without a window": ({**model_folders.QWEN2, "use_sliding_window": True, "max_window_layers": 2, "sliding_window": 8}, ["--layers=3"],
+                                {"num_hidden_layers": 3, "max_window_layers": 3}),
+    "other window": ({**model_folders.MISTRAL, "layer_types": ["sliding_attention"] * 2}, ["--window=0"],
+                     {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
+    "explicit width": ({**model_folders.GPT2, "n_inner": 256}, ["--channels=32"], {"n_embd": 32, "n_inner": 128}),
+    "explicit heads": ({**model_folders.NANOCHAT, "head_dim": 16}, ["--heads=2"], {"num_attention_heads": 2, "head_dim": 32}),
+    "no cap": ({**model_folders.NANOCHAT, "final_logit_softcapping": None}, [], {}),
+    "no cap any more": (model_folders.NANOCHAT, ["--logit-cap=0"], {"final_logit_softcapping": None}),
+    "theta of version 5": ({**model_folders.LLAMA, "rope_theta": 1.0, "rope_parameters": {"rope_type": "default", "rope_theta": 333.0}}, ["--rope-theta=333"], {}),
+    "theta of a scaling": ({**model_folders.LLAMA, "rope_scaling": {"type": "default", "rope_theta": 333.0}}, ["--rope-theta=333"], {}),
+    "keys that are not given": ({key: value for key, value in model_folders.QWEN2.items() if key not in ("rope_theta", "rope_scaling", "rms_norm_eps")},
+                                ["--rope-theta=10000", "--norm-eps=1e-6"], {}),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_only_what_an_option_changes_is_written(what, tmp_path):
+    config, options, changes = CHANGES[what]
+    tmp_path.joinpath("config.json").write_text(json.dumps(config))
+    program.run(f"--model={tmp_path}", "--steps=0", f"--export={tmp_path / 'b'}", *options)
+    assert exported(tmp_path / "b")[1] == {**config, **changes}
+
+
+LLAMA = model_folders.LLAMA
+REFUSED_CONFIGS = {
+    "rope type": ({**LLAMA, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling has the rope_type 'yarn'"),
+    "act": ({**LLAMA, "hidden_act": "gelu"}, "hidden_act is \"gelu\", but this program computes only"),
+    "bias": ({**LLAMA, "attention_bias": True}, "attention_bias is true"),
+    "quantized": ({**LLAMA, "quantization_config": {"bits": 4}}, "quantization_config is given"),
+    "code": ({**LLAMA, "auto_map": {"AutoModel": "x.y"}}, "auto_map is given"),
+    "mixed layers": ({**model_folders.QWEN3, "layer_types": ["full_attention", "sliding_attention"]},
+                     'layer_types has "full_attention" and "sliding_attention"'),
+    "other layers": ({**model_folders.QWEN3, "layer_types": ["sliding_attention"] * 2}, "layer_types has sliding_attention"),
+    "nested rope": ({**LLAMA, "rope_parameters": {"full_attention": {"rope_theta": 99.0}}}, "rope_parameters has parameters for full_attention alone"),
+    "cap of 0": ({**model_folders.NANOCHAT, "final_logit_softcapping": 0.0}, "final_logit_softcapping is 0; give null"),
+    "window": ({**model_folders.QWEN2, "use_sliding_window": True, "max_window_layers": 1, "sliding_window": 8},
+               "use_sliding_window gives layers of this model a window"),
+    "partial rope": ({**LLAMA, "partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+    "scaled attention": ({**model_folders.GPT2, "scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is true"),
+    "type": ({**LLAMA, "model_type": "mamba"}, 'the model_type is "mamba", but this program knows only gpt2'),
+    "no size": ({key: LLAMA[key] for key in LLAMA if key != "hidden_size"}, "hidden_size is missing"),
+    "negative": ({**LLAMA, "hidden_size": -64}, "hidden_size is -64, but must be a whole number of 1 or more"),
+    "not a number": ({**LLAMA, "num_attention_heads": "four"}, "num_attention_heads is \"four\""),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED_CONFIGS)
+def test_a_config_that_is_not_computed_is_refused(what, tmp_path):
+    config, message = REFUSED_CONFIGS[what]
+    tmp_path.joinpath("config.json").write_text(json.dumps(config))
+    result = program.run(f"--model={tmp_path}", "--steps=0", check=False)
+    assert result.returncode == 1 and message in result.stderr and result.stderr.count("\n") == 1, result.stderr
+
+
+def changed(weights, config):
+    """Folders with a fault: their names, and what the error says."""
+    name = "model.layers.1.mlp.up_proj.weight"
+    yield "missing", {key: weights[key] for key in weights if key != name}, f'there is no tensor "{name}"'
+    yield "extra", {**weights, "model.layers.2.mlp.up_proj.weight": weights[name]}, "is not a tensor of this model"
+    yield "misshapen", {**weights, name: weights[name].T.copy()}, f"{name} has the shape"
+    yield "infinite", {**weights, name: numpy.full_like(weights[name], numpy.inf)}, f"{name} is not finite"
+    yield "no head", {key: weights[key] for key in weights if key != "lm_head.weight"}, 'there is no tensor "lm_head.weight"'
+
+
+@pytest.mark.parametrize("fault", ["missing", "extra", "misshapen", "infinite", "no head"])
+def test_weights_that_do_not_fit_are_refused(fault, tmp_path):
+    for name, weights, message in changed(model_folders.weights_of(LLAMA), LLAMA):
+        if name != fault:
+            continue
+        model_folders.write(tmp_path, LLAMA, weights)
+        result = program.run(f"--init={tmp_path}", "--steps=0", f"--export={tmp_path / 'b'}", check=False)
+        assert result.returncode == 1 and message in result.stderr and result.stderr.count("\n") == 1, result.stderr
+
+
+def test_an_index_names_files_of_its_folder_only(tmp_path):
+    model_folders.write(tmp_path / "a", LLAMA, shards=2)
+    index = tmp_path / "a/model.safetensors.index.json"
+    good = index.read_text()
+    for name in ("../a/model-00001-of-00002.safetensors", "/etc/passwd", "", ".."):
+        index.write_text(good.replace("model-00001-of-00002.safetensors", name))
+        result = program.run(f"--init={tmp_path / 'a'}", "--steps=0", f"--export={tmp_path / 'b'}", check=False)
+        assert result.returncode == 1 and "is not the name of a file in this folder" in result.stderr
+    # A link may lead anywhere.
+    index.write_text(good)
+    shutil.move(tmp_path / "a/model-00001-of-00002.safetensors", tmp_path / "blob")
+    (tmp_path / "a/model-00001-of-00002.safetensors").symlink_to(tmp_path / "blob")
+    (tmp_path / "a/consolidated.safetensors").write_bytes(b"another format")
+    program.run(f"--init={tmp_path / 'a'}", "--steps=0", f"--export={tmp_path / 'b'}")
+
+
+def test_other_folders_are_named(tmp_path, tokens):
+    result = program.run(f"--init={tmp_path}", "--steps=0", check=False)
+    assert all(name in result.stderr for name in ("manifest.json", "run.json", "config.json"))
+    tmp_path.joinpath("config.json").write_text(json.dumps(LLAMA))
+    tmp_path.joinpath("pytorch_model.bin").write_bytes(b"PK")
+    result = program.run(f"--init={tmp_path}", "--steps=0", f"--export={tmp_path / 'b'}", check=False)
+    assert "files of torch.save only" in result.stderr
+    result = program.run(f"--model={tmp_path}", "--steps=1", check=False)
+    assert "has its own tokenizer" in result.stderr and "token shards" in result.stderr
+    result = program.run("--model=qwen3-tiny", "--window=9", "--steps=1", f"--export={tmp_path / 'b'}", check=False)
+    assert "Qwen3ForCausalLM cannot compute this model with --window 9" in result.stderr
+    # What Hugging Face's library cannot compute is refused before the run.
+    result = program.run(f"--model={tmp_path}", "--window=4", "--steps=1", f"--train-data={tokens}", f"--export={tmp_path / 'b'}", *TRAIN, check=False)
+    assert "LlamaForCausalLM cannot compute this model with --window 4" in result.stderr
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/file").write_text("")
+    result = program.run("--model=llama-tiny", "--steps=1", f"--export={tmp_path / 'full'}", check=False)
+    assert "is not empty; give a new folder" in result.stderr
+
+
+@pytest.mark.parametrize("model, kind", [("llama-tiny", "llama"), ("qwen3-tiny", "qwen3"), ("nanochat-tiny", "nanochat"), ("tiny", "gpt2")])
+def test_a_model_of_ours_is_a_folder_that_comes_back(model, kind, tmp_path):
+    program.run(f"--model={model}", "--steps=0", f"--export={tmp_path / 'a'}")
+    config = json.loads((tmp_path / "a/config.json").read_text())
+    assert config["model_type"] == kind and config["torch_dtype"] == "float32"
+    assert {name: list(shape) for name, shape in model_folders.shapes_of(config).items()} == \
+        {name: list(array.shape) for name, array in exported(tmp_path / "a")[0].items()}
+    program.run(f"--init={tmp_path / 'a'}", "--steps=0", f"--export={tmp_path / 'b'}")
+    assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
+    assert (tmp_path / "a/config.json").read_text() == (tmp_path / "b/config.json").read_text()
