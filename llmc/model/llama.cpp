@@ -125,7 +125,7 @@ Model make(const ModelChoices& choices) {
             m.norms_behind ? ", norms behind" : "", m.tied_head ? ", tied head" : ""),
         .files = {.prefix = "model.",
                   .writes_prefix = true,
-                  .passed_over = {".rotary_emb.inv_freq"},
+                  .passed_over = {"rotary_emb.inv_freq"},
                   .head = "lm_head.weight",
                   .table = "embed_tokens.weight",
                   .no_biases = "--qkv-bias=false",
@@ -241,8 +241,9 @@ void to_config(const ModelChoices& choices, nlohmann::ordered_json& config) {
     to.set_new("max_position_embeddings", choices.size("seq-len"));
     to.set("rms_norm_eps", choices.number("norm-eps"), kind.eps);
     to.set("tie_word_embeddings", choices.is_on("tied-head"), false);
-    // Mistral's window has a default, and null means none.
-    const bool says_no_window = config.contains("sliding_window") && config["sliding_window"].is_null();
+    // Mistral's window has a default, and null or the layers' types mean none.
+    const bool says_no_window = (config.contains("sliding_window") && config["sliding_window"].is_null()) ||
+                                config.contains("layer_types");
     if (kind.has_window && !(window == 0 && says_no_window))
         to.set("sliding_window", window > 0 ? nlohmann::ordered_json(window) : nullptr, mistral_window);
     const std::int64_t L = choices.size("layers");

@@ -80,7 +80,7 @@ Model make(const ModelChoices& choices) {
                                    m.sequence_length, m.vocabulary),
         .files = {.prefix = "model.",
                   .writes_prefix = true,
-                  .passed_over = {".rotary_emb.inv_freq"},
+                  .passed_over = {"rotary_emb.inv_freq"},
                   .head = "lm_head.weight",
                   .table = "embed_tokens.weight"}};
 }

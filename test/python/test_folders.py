@@ -30,7 +30,8 @@ def exported(folder):
 def test_a_folder_that_is_only_exported_stays_the_same(kind, tmp_path):
     config = {**model_folders.CONFIGS[kind], "my_key": [1, 2]}
     weights = model_folders.weights_of(config)
-    passed_over = {"model.layers.0.self_attn.rotary_emb.inv_freq": numpy.ones(12, numpy.float32)} if kind == "llama" else {}
+    names = [f"model.{layer}rotary_emb.inv_freq" for layer in ("", "layers.0.self_attn.")] if kind == "llama" else []
+    passed_over = {name: numpy.ones(12, numpy.float32) for name in names}
     model_folders.write(tmp_path / "a", config, {**weights, **passed_over})
     (tmp_path / "a/tokenizer.json").write_text("{}")
     result = program.run(f"--init={tmp_path / 'a'}", "--steps=0", f"--export={tmp_path / 'b'}", f"--out-dir={tmp_path / 'run'}")
@@ -115,7 +116,8 @@ CHANGES = {
     "layers without a window": ({**model_folders.QWEN2, "use_sliding_window": True, "max_window_layers": 2, "sliding_window": 8}, ["--layers=3"],
                                 {"num_hidden_layers": 3, "max_window_layers": 3}),
     "other window": ({**model_folders.MISTRAL, "layer_types": ["sliding_attention"] * 2}, ["--window=0"],
-                     {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
+                     {"layer_types": ["full_attention"] * 2}),
+    "no window in any layer": ({**model_folders.MISTRAL, "layer_types": ["full_attention"] * 2}, [], {}),
     "explicit width": ({**model_folders.GPT2, "n_inner": 256}, ["--channels=32"], {"n_embd": 32, "n_inner": 128}),
     "explicit heads": ({**model_folders.NANOCHAT, "head_dim": 16}, ["--heads=2"], {"num_attention_heads": 2, "head_dim": 32}),
     "no cap": ({**model_folders.NANOCHAT, "final_logit_softcapping": None}, [], {}),
