@@ -15,9 +15,9 @@ namespace llmc {
 bool is_folder_name(const std::filesystem::path& name);
 
 struct ExportedFolder {
-    std::string config;            // the text of config.json
-    std::string dtype;             // of the weights: "fp32", "bf16" or "fp16"
-    std::filesystem::path source;  // the folder whose tokenizer is copied; empty: none
+    std::string config;              // the text of config.json
+    std::string dtype;               // of the weights: "fp32", "bf16" or "fp16"
+    std::filesystem::path source{};  // the folder whose tokenizer is copied; empty: none
     // The most bytes of a file of weights; a larger tensor has a file of its own.
     std::uint64_t shard_bytes = 5'000'000'000;
 };

@@ -13,11 +13,11 @@ namespace {
 
 template <auto Forward>
 void call_forward(Calls& c) {
-    c.call("activation", run_op<Forward>, {c.output(0).by_token(), c.read(0).by_token()});
+    c.call(c.node().operation->name, run_op<Forward>, {c.output(0).by_token(), c.read(0).by_token()});
 }
 template <auto Backward>
 void call_backward(Calls& c) {
-    c.call("activation_backward", run_op<Backward>,
+    c.call(c.node().operation->name, run_op<Backward>,
            {c.make_gradient(0).by_token(), c.gradient(0).by_token(), c.read(0).by_token()});
 }
 

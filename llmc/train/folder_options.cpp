@@ -62,7 +62,8 @@ void take_folder(Options& options, const std::filesystem::path& folder) {
     for (const auto& [name, value] : choices.values)
         set_if_unset(options.model_options.find(name)->second, value);
     options.model = family->name;
-    options.folder = {folder.string(), config.dump()};
+    // A run may go on in another directory.
+    options.folder = {std::filesystem::absolute(folder).string(), config.dump()};
     const std::vector<std::string> notes = reader.notes();
     options.notes.insert(options.notes.end(), notes.begin(), notes.end());
 }

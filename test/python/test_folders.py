@@ -102,6 +102,9 @@ def test_dtypes_round_to_nearest(tmp_path):
     for name, array in weights.items():
         assert got[name].dtype == numpy.float16
         assert (got[name].view("u2") == array.astype(numpy.float16).view("u2")).all(), name
+    program.run(f"--init={tmp_path / 'a'}", "--steps=0", f"--export={tmp_path / 'one.safetensors'}", "--export-dtype=fp16")
+    one = safetensors_numpy.load(tmp_path / "one.safetensors")
+    assert all((one[name].view("u2") == got[name].view("u2")).all() for name in weights)
     weights["model.norm.weight"][0] = 65520
     model_folders.write(tmp_path / "c", config, weights)
     result = program.run(f"--init={tmp_path / 'c'}", "--steps=0", f"--export={tmp_path / 'd'}", check=False)
