@@ -35,12 +35,7 @@ Part embedding_part(const Llama& m) {
 
 // The attention of x, as a sum over the ranks.
 int attention_of(Trace& t, const Llama& m, int x, const Init& projection) {
-    const Piece queries{m.heads.queries, "heads (--heads)"},
-        keys{m.heads.keys, "heads of keys (--kv-heads)", true};
-    const int qkv = packed_product(
-        t, "self_attn.qkv", gather(t, x),
-        {{"self_attn.q_proj", queries}, {"self_attn.k_proj", keys}, {"self_attn.v_proj", keys}},
-        {m.head_size}, m.qkv_bias, normal);
+    const int qkv = qkv_product(t, "self_attn", gather(t, x), m.heads, m.head_size, m.qkv_bias, normal);
     int attended = 0;
     if (m.qk_norm == "none") {
         attended = attention(t, "self_attn", rope(t, qkv, m.heads, m.angles), m.heads, m.window);

@@ -28,15 +28,10 @@ Part embedding_part(const Nanochat& m) {
 }
 
 Part block_part(const Nanochat& m) {
-    const Piece queries{m.heads.queries, "heads (--heads)"},
-        keys{m.heads.keys, "heads of keys (--kv-heads)", true};
     Trace t("block {}", "layers.{}", m.sequence_length, m.channels);
     const int x = t.input();
     const int n = rmsnorm(t, "input_layernorm", x, false, m.eps);
-    const int qkv = packed_product(
-        t, "self_attn.qkv", gather(t, n),
-        {{"self_attn.q_proj", queries}, {"self_attn.k_proj", keys}, {"self_attn.v_proj", keys}},
-        {m.angles.head_size}, false, normal);
+    const int qkv = qkv_product(t, "self_attn", gather(t, n), m.heads, m.angles.head_size, false, normal);
     // It rotates by negative angles, and then normalises. A rotation does not change the norm.
     const int qk = rope(t, head_norm(t, qkv, m.heads, {.eps = m.eps}), m.heads, m.angles, true);
     const int a = attention(t, "self_attn", qkv, m.heads, 0, qk);

@@ -70,6 +70,9 @@ struct HeadCounts {
     std::int64_t queries, keys;  // H, K
     bool operator==(const HeadCounts&) const = default;
 };
+// The product of packed values, with Hugging Face's names "<name>.q_proj.weight", k_proj and v_proj.
+int qkv_product(Trace& t, const std::string& name, int x, const HeadCounts& heads, std::int64_t head_size,
+                bool has_bias, const Init& init);
 // The root-mean-square norm of the query and key heads of packed values, with weights q and k unless these
 // names are empty: (T, H+K, D). With `over_all`, of all query heads together, and of all key heads together;
 // else of each head, with one weight (D) for all.

@@ -256,4 +256,13 @@ int packed_product(Trace& t, const std::string& name, int x, const std::vector<P
     return t.add(node, {std::move(made)});
 }
 
+int qkv_product(Trace& t, const std::string& name, int x, const HeadCounts& heads, std::int64_t head_size,
+                bool has_bias, const Init& init) {
+    const Piece queries{heads.queries, "heads (--heads)"},
+        keys{heads.keys, "heads of keys (--kv-heads)", true};
+    return packed_product(t, name + ".qkv", x,
+                          {{name + ".q_proj", queries}, {name + ".k_proj", keys}, {name + ".v_proj", keys}},
+                          {head_size}, has_bias, init);
+}
+
 }  // namespace llmc
