@@ -55,7 +55,7 @@ void say(const Json& json) {
 double host_microseconds(const Options& options, const RunPlan& plan, Device& device, HostCommunicator& world,
                          const MeshGroups& groups, TrainingBatches& batches, std::int64_t operations) {
     constexpr int steps = 20;
-    bench::DeviceWithOps idle(device, std::make_unique<bench::IdleOps>(device.ops()));
+    bench::DeviceWithOps idle(device, std::make_unique<bench::IdleOps>());
     Trainer trainer(options, plan, idle, world, groups);
     double least = std::numeric_limits<double>::max();
     for (int step = 0; step < steps; ++step) least = std::min(least, trainer.train_step(batches).step_ms);
@@ -72,9 +72,9 @@ void run(int threads, const Options& options, HostCommunicator& world) {
                                    .recompute = options.recomputation(),
                                    .global_batch_tokens = *options.global_batch_tokens,
                                    .micro_batch_sequences = options.micro_batch_size.value_or(0),
-                                   .default_micro_batch_tokens = device->default_micro_batch_tokens(),
-                                   .logits_bytes = device->default_logits_bytes()},
-                                  device->ops(), HostCommunicator::staging_bytes(1));
+                                   .default_micro_batch_tokens = device->sizes().default_micro_batch_tokens(),
+                                   .logits_bytes = device->sizes().default_logits_bytes()},
+                                  device->sizes(), HostCommunicator::staging_bytes(1));
     const Data data = open_data({.train_data = options.train_data,
                                  .val_data = options.val_data,
                                  .vocabulary = options.vocabulary(),

@@ -21,8 +21,6 @@ class DeviceWithOps : public Device {
     std::string note(DType dtype) const override { return device_.note(dtype); }
     std::optional<double> peak_flops(DType dtype) const override { return device_.peak_flops(dtype); }
     std::size_t available_memory() const override { return device_.available_memory(); }
-    std::int64_t default_micro_batch_tokens() const override { return device_.default_micro_batch_tokens(); }
-    std::int64_t default_logits_bytes() const override { return device_.default_logits_bytes(); }
     std::byte* allocate(std::size_t bytes, std::string_view arena) override {
         return device_.allocate(bytes, arena);
     }
@@ -36,6 +34,7 @@ class DeviceWithOps : public Device {
     HostMemory host_memory(std::size_t bytes) override { return device_.host_memory(bytes); }
     void synchronize() override { device_.synchronize(); }
     Ops& ops() override { return *ops_; }
+    const DeviceSizes& sizes() const override { return device_.sizes(); }
 
   private:
     Device& device_;

@@ -10,12 +10,6 @@ namespace llmc::bench {
 
 class IdleOps final : public Ops {
   public:
-    // Workspaces are as large as those of `like`.
-    explicit IdleOps(const Ops& like) : like_(like) {}
-
-    std::size_t workspace_bytes(const WorkspaceRequest& request) const override {
-        return like_.workspace_bytes(request);
-    }
     void set_workspace(const Tensor&) override {}
 
     using T = const Tensor&;

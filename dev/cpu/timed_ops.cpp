@@ -55,10 +55,6 @@ class TimedOps final : public Ops {
 
     WorkByOperation take_work() { return std::exchange(work_, {}); }
 
-    void require_sizes(const WorkspaceRequest& request) const override { ops_.require_sizes(request); }
-    std::size_t workspace_bytes(const WorkspaceRequest& request) const override {
-        return ops_.workspace_bytes(request);
-    }
     void set_workspace(const Tensor& workspace) override { ops_.set_workspace(workspace); }
 
     void encoder_forward(const Tensor& out, const Tensor& tokens, const Tensor& wte, const Tensor& wpe,

@@ -17,6 +17,7 @@
 
 namespace llmc {
 
+class DeviceSizes;
 class Ops;
 
 enum class DeviceKind { cpu, cuda };
@@ -91,12 +92,6 @@ class Device {
     // unknown, as for CPUs, whose clock rate is not guaranteed.
     virtual std::optional<double> peak_flops(DType dtype) const = 0;
 
-    // The number of tokens in a micro-batch that keeps the device fully busy.
-    virtual std::int64_t default_micro_batch_tokens() const = 0;
-    // The bytes of logits to compute at a time. Fewer bytes mean more parts, and the products of each part
-    // read and write the whole gradient of the embedding.
-    virtual std::int64_t default_logits_bytes() const = 0;
-
     // Allocates zeroed memory, aligned to buffer_alignment. If there is too little memory, throws a UserError
     // that names the arena and the bytes.
     virtual std::byte* allocate(std::size_t bytes, std::string_view arena) = 0;
@@ -117,6 +112,8 @@ class Device {
     virtual void synchronize() = 0;
 
     virtual Ops& ops() = 0;
+    // For the plan of a run.
+    virtual const DeviceSizes& sizes() const = 0;
 
     // The choices that the device made by measuring, such as the algorithm of each matrix product. Another
     // process, or a later run on the same kind of device, passes the text to adopt_choices(); both then

@@ -26,6 +26,7 @@
 
 #include "llmc/core/tensor.h"
 #include "llmc/device/heads.h"
+#include "llmc/device/sizes.h"
 
 namespace llmc {
 
@@ -66,24 +67,6 @@ struct ClassifierTerms {
     float z_loss = 0;  // z: the gradient is that of loss + z lse^2, lse = ln sum_v exp(y_v)
 };
 
-// The sizes from which a device computes how much workspace its operations need.
-struct WorkspaceRequest {
-    std::int64_t batch, sequence, channels, heads;
-    // The largest IC or OC of any product, including the padded vocabulary.
-    std::int64_t largest_matmul_channels;
-    std::int64_t head_rows;  // rows of logits computed at a time
-    DType dtype;
-    std::int64_t vocabulary = 0;          // padded
-    std::int64_t head_size = 0;           // 0: channels / heads
-    std::int64_t key_heads = 0;           // heads of keys and values of attention; 0: `heads`
-    std::int64_t window = 0;              // the most keys that a row sees; 0: no limit
-    std::int64_t layernorm_channels = 0;  // C of layernorms; 0: there are none
-    bool queries_apart = false;           // queries and keys lie in a tensor apart from the values
-
-    std::int64_t size_of_head() const { return head_size > 0 ? head_size : channels / heads; }
-    std::int64_t heads_of_keys() const { return key_heads > 0 ? key_heads : heads; }
-};
-
 // The rows of heads that several tensor-parallel ranks share. Each rank has some elements of every row.
 struct SharedRows {
     Tensor sums;        // fp32 (R,N): a sum over each row's elements on each of the R ranks
@@ -94,12 +77,7 @@ class Ops {
   public:
     virtual ~Ops() = default;
 
-    // Throws a UserError if the device has no operations for these sizes; the message names sizes that it
-    // does support.
-    virtual void require_sizes(const WorkspaceRequest& /*request*/) const {}
-    // workspace_bytes() is the size of the operations' scratch memory, a pure function of the request.
-    // set_workspace() gives that memory to the operations; the caller keeps owning it.
-    virtual std::size_t workspace_bytes(const WorkspaceRequest& request) const = 0;
+    // Gives the operations their scratch memory (DeviceSizes::workspace_bytes); the caller keeps owning it.
     virtual void set_workspace(const Tensor& workspace) = 0;
 
     // ---- embedding ----

@@ -101,7 +101,7 @@ BuffersInFlight in_flight(const RunPlan& plan) {
     return most;
 }
 
-void lay_out_memory(RunPlan& plan, const Ops& ops, std::size_t staging_bytes) {
+void lay_out_memory(RunPlan& plan, const DeviceSizes& sizes, std::size_t staging_bytes) {
     const RunSpec& spec = plan.spec;
     plan.store =
         lay_out_store(plan.memory, {spec.dtype, spec.gradient_dtype}, plan.part(), spec.mesh.sharding,
@@ -119,22 +119,22 @@ void lay_out_memory(RunPlan& plan, const Ops& ops, std::size_t staging_bytes) {
     plan.communication = add_bytes(plan.memory, ArenaKind::communication, staging_bytes);
     plan.workspace =
         add_bytes(plan.memory, ArenaKind::workspace,
-                  ops.workspace_bytes(workspace_request(spec.model, plan.lists->kinds.front().sizes)));
+                  sizes.workspace_bytes(workspace_request(spec.model, plan.lists->kinds.front().sizes)));
 }
 
 // The plan of this rank's stage, with the needs of all stages.
-RunPlan plan_with(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes, std::int64_t micro_batch) {
+RunPlan plan_with(const RunSpec& spec, const DeviceSizes& sizes, std::size_t staging_bytes, std::int64_t micro_batch) {
     check_micro_batches(spec, micro_batch);
     RunPlan own;
     ListsOfStages lists;
     std::vector<StageNeeds> needs;
     const RunPlan all = plan_of_whole_pipeline(spec, micro_batch);
-    ops.require_sizes(workspace_request(spec.model, all.lists->kinds.front().sizes));
+    sizes.require_sizes(workspace_request(spec.model, all.lists->kinds.front().sizes));
     for (int stage = 0; stage < spec.mesh.pipeline; ++stage) {
         RunPlan plan = all;
         plan.spec.mesh.rank = spec.mesh.rank_of(stage, spec.mesh.data_rank(), spec.mesh.tensor_rank());
         build_lists(plan);
-        lay_out_memory(plan, ops, staging_bytes);
+        lay_out_memory(plan, sizes, staging_bytes);
         lists.add(plan);
         needs.push_back({plan.memory, plan.sent});
         if (stage == spec.mesh.stage()) own = std::move(plan);
@@ -148,13 +148,13 @@ RunPlan plan_with(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes
 
 }  // namespace
 
-RunPlan plan_run(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes) {
+RunPlan plan_run(const RunSpec& spec, const DeviceSizes& sizes, std::size_t staging_bytes) {
     check_sizes_of(spec);
     require_possible(spec);
     check_vocabulary(spec.model.vocabulary);
     const std::int64_t micro_batch = micro_batch_of(spec);
     const MakePlan make_plan = [&](const RunSpec& other, std::int64_t sequences) {
-        return plan_with(other, ops, staging_bytes, sequences);
+        return plan_with(other, sizes, staging_bytes, sequences);
     };
     // If the user gave no micro-batch size, the memory decides.
     RunPlan plan = spec.micro_batch_sequences == 0 ? plan_that_fits(spec, make_plan, micro_batch)

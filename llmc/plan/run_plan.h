@@ -13,7 +13,7 @@
 
 #include "llmc/core/memory_layout.h"
 #include "llmc/data/samples.h"
-#include "llmc/device/ops.h"
+#include "llmc/device/sizes.h"
 #include "llmc/model/model.h"
 #include "llmc/model/part_lists.h"
 #include "llmc/parallel/mesh.h"
@@ -131,6 +131,6 @@ std::vector<StagePart> parts_of_pipeline(const RunSpec& spec);
 // message names both). UserError also if the mesh cannot divide the global batch evenly (the message names a
 // batch that works).
 // `staging_bytes` is the communicator's staging memory.
-RunPlan plan_run(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes);
+RunPlan plan_run(const RunSpec& spec, const DeviceSizes& sizes, std::size_t staging_bytes);
 
 }  // namespace llmc

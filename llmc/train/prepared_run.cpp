@@ -46,9 +46,9 @@ RunSpec run_spec(const Options& options, const Mesh& mesh, const Device& device)
             .trains = !options.generate,
             .global_batch_tokens = *options.global_batch_tokens,
             .micro_batch_sequences = options.micro_batch_size.value_or(0),
-            .default_micro_batch_tokens = device.default_micro_batch_tokens(),
+            .default_micro_batch_tokens = device.sizes().default_micro_batch_tokens(),
             // Generation needs the logits of one row only.
-            .logits_bytes = options.generate ? 0 : device.default_logits_bytes()};
+            .logits_bytes = options.generate ? 0 : device.sizes().default_logits_bytes()};
 }
 
 }  // namespace
@@ -79,7 +79,7 @@ void PreparedRun::plan_memory() {
     staging_bytes = llmc::staging_bytes(world, device());
     if (!options.plans_only()) spec.machine = free_memory(place, world);
     spec.may_exceed_machine = options.steps == 0 && !options.uses_weights();
-    plan = plan_run(spec, device().ops(), staging_bytes);
+    plan = plan_run(spec, device().sizes(), staging_bytes);
 }
 
 void PreparedRun::open_files() {

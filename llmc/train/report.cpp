@@ -257,11 +257,11 @@ Rows summary_rows(const PreparedRun& run, const Outcome& outcome) {
 
 namespace {
 
-std::string lists_of_stages(RunSpec spec, const Ops& ops, std::size_t staging, bool are_whole) {
+std::string lists_of_stages(RunSpec spec, const DeviceSizes& sizes, std::size_t staging, bool are_whole) {
     std::string text;
     for (int stage = 0; stage < spec.mesh.pipeline; ++stage) {
         spec.mesh.rank = spec.mesh.rank_of(stage, 0, 0);
-        const RunPlan plan = plan_run(spec, ops, staging);
+        const RunPlan plan = plan_run(spec, sizes, staging);
         text += fmt::format("{}{}", stage > 0 ? "\n" : "", to_string(plan.training, are_whole));
     }
     return text;
@@ -274,7 +274,7 @@ void show_plan(PreparedRun& run) {
     const Options& options = run.options;
     Console& console = run.session.console();
     if (options.print_step) {
-        console.text(lists_of_stages(run.plan.spec, run.device().ops(), run.staging_bytes, options.verbose));
+        console.text(lists_of_stages(run.plan.spec, run.device().sizes(), run.staging_bytes, options.verbose));
         return;
     }
     const std::optional<double> peak = run.device().peak_flops(run.plan.spec.dtype);

@@ -38,7 +38,7 @@ class Model {
                           .mesh = mesh_,
                           .global_batch_tokens = 2 * sharding.ranks() * config.sequence_length,
                           .micro_batch_sequences = 1},
-                         device_->ops(), 0)),
+                         device_->sizes(), 0)),
           arenas_(*device_, plan_.memory),
           store_(*device_, arenas_, plan_.store, 0.1, mesh_.shard()),
           groups_(world(), mesh_, plan_.parts),

@@ -24,7 +24,7 @@ class TrainerRun {
                           .mesh = mesh_,
                           .global_batch_tokens = *options_.global_batch_tokens,
                           .micro_batch_sequences = *options_.micro_batch_size},
-                         device_->ops(), 0)),
+                         device_->sizes(), 0)),
           groups_(world(), mesh_, plan_.parts),
           trainer_(options_, plan_, *device_, world(), groups_) {}
 

@@ -172,7 +172,7 @@ TrainingResult train(Communicator& ranks, const TrainingSetting& setting) {
                   .recompute = setting.recompute,
                   .global_batch_tokens = tokens,
                   .micro_batch_sequences = setting.sequences / mesh.data_ranks() / setting.micro_batches},
-                 device().ops(), 0);
+                 device().sizes(), 0);
     const Arenas arenas(device(), plan.memory);
     ParameterStore store(device(), arenas, plan.store, 0.1, mesh.shard());
     device().ops().set_workspace(arenas[plan.workspace]);

@@ -172,7 +172,7 @@ class Operands {
     }
 
     void provide_workspace(const WorkspaceRequest& request) {
-        const std::size_t bytes = device_.ops().workspace_bytes(request);
+        const std::size_t bytes = device_.sizes().workspace_bytes(request);
         const auto floats = static_cast<std::int64_t>((bytes + sizeof(float) - 1) / sizeof(float));
         device_.ops().set_workspace(scratch("the workspace", DType::fp32, {floats}));
     }

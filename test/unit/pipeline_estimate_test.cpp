@@ -23,7 +23,7 @@ RunPlan plan_of(PipelineSchedule schedule, int virtual_stages, const Recompute& 
                      .recompute = recompute,
                      .global_batch_tokens = std::int64_t{64} * 12,
                      .micro_batch_sequences = 2},
-                    device->ops(), 0);
+                    device->sizes(), 0);
 }
 
 double sum(const PassTimes& times) { return times.forward + times.backward_input + times.backward_weight; }
@@ -97,7 +97,7 @@ TEST(PipelineEstimate, DrawsThePartsOfChunksThatHaveThem) {
                                    .recompute = {.kind = RecomputeKind::block, .every = 2},
                                    .global_batch_tokens = std::int64_t{64} * 12,
                                    .micro_batch_sequences = 2},
-                                  device->ops(), 0);
+                                  device->sizes(), 0);
     const Timeline timeline = estimated_timeline(plan, std::nullopt);
     EXPECT_EQ(timeline.spans.size(), 6U * (3 * 3 + 3 * 2));
     for (const Span& span : timeline.spans) {
@@ -142,7 +142,7 @@ TEST(PipelineEstimate, LayersAreBalancedWithTheirRecompute) {
              .recompute = {.kind = RecomputeKind::block},
              .global_batch_tokens = 8192,
              .micro_batch_sequences = 1},
-            device->ops(), 0);
+            device->sizes(), 0);
     };
     EXPECT_EQ(layers_of(plan("").parts[0]), 8);
     const double chosen = estimated_timeline(plan(""), std::nullopt).total();

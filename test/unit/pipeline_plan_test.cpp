@@ -32,7 +32,7 @@ class PipelinePlans : public testing::Test {
   protected:
     RunPlan plan(RunSpec spec, int stage) {
         spec.mesh.rank = spec.mesh.rank_of(stage, 0, 0);
-        return plan_run(spec, device_->ops(), 0);
+        return plan_run(spec, device_->sizes(), 0);
     }
 
     // Calls f with the plans of all stages, for various meshes and schedules.

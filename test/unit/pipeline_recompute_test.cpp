@@ -66,7 +66,7 @@ class PipelinesThatRecompute : public testing::Test {
         std::vector<RunPlan> all;
         for (int stage = 0; stage < stages; ++stage) {
             spec.mesh.rank = spec.mesh.rank_of(stage, 0, 0);
-            all.push_back(plan_run(spec, device_->ops(), 0));
+            all.push_back(plan_run(spec, device_->sizes(), 0));
         }
         return all;
     }

@@ -27,7 +27,7 @@ class Plans : public testing::Test {
                          .global_batch_tokens = std::int64_t{64} * 24,
                          .micro_batch_sequences = micro_batch,
                          .machine = {.bytes = available, .processes = processes}},
-                        device_->ops(), 0);
+                        device_->sizes(), 0);
     }
 
     std::unique_ptr<Device> device_ = make_cpu_device(1);
@@ -58,9 +58,9 @@ TEST_F(Plans, WithoutTrainingThereAreNoGradientsOrMoments) {
                          .mesh = mesh,
                          .global_batch_tokens = 128,
                          .micro_batch_sequences = 1};
-            const RunPlan trains = plan_run(spec, device_->ops(), 0);
+            const RunPlan trains = plan_run(spec, device_->sizes(), 0);
             spec.trains = false;
-            const RunPlan generates = plan_run(spec, device_->ops(), 0);
+            const RunPlan generates = plan_run(spec, device_->sizes(), 0);
             for (const ArenaKind arena : all_arenas) {
                 const bool is_gone = arena == ArenaKind::gradients || arena == ArenaKind::moments;
                 EXPECT_EQ(generates.memory.bytes(arena), is_gone ? 0 : trains.memory.bytes(arena))
@@ -111,7 +111,7 @@ TEST_F(Plans, WhatAStepSendsIsKnownWithoutItsPlan) {
                                .recompute = {.kind = RecomputeKind::block, .every = 2},
                                .global_batch_tokens = micro_batches * 4 * 64,
                                .micro_batch_sequences = 1};
-            const RunPlan whole = plan_run(spec, device_->ops(), 0);
+            const RunPlan whole = plan_run(spec, device_->sizes(), 0);
             expect_sends(whole, plan_of_messages(spec), 0);
             expect_sends(whole, plan_of_messages(spec, 64), 64);
         }
@@ -135,7 +135,7 @@ TEST_F(Plans, WhatAStepSendsIsRightOrNotCounted) {
                            .recompute = {.kind = RecomputeKind::block, .every = every},
                            .global_batch_tokens = micro_batches * 8,
                            .micro_batch_sequences = 1};
-        const RunPlan whole = plan_run(spec, device_->ops(), 0);
+        const RunPlan whole = plan_run(spec, device_->sizes(), 0);
         for (const std::int64_t counted_whole : {16, 1 << 12, 1 << 16}) {
             const auto counted = plan_of_messages(spec, counted_whole);
             for (std::size_t stage = 0; counted && stage < whole.stages.size(); ++stage) {
@@ -263,7 +263,7 @@ TEST_F(Plans, ARefusalNamesGradientsInBf16AndMoreGpusLast) {
         RunSpec spec = asked;
         spec.gradient_dtype = gradients;
         spec.mesh.sharding = {.stage = stage, .shards = ranks, .reduces_each_micro_batch = stage >= 2};
-        return plan_run(spec, device_->ops(), 0).memory.total_bytes();
+        return plan_run(spec, device_->sizes(), 0).memory.total_bytes();
     };
     const auto advice = [&](std::size_t available, bool gpus, const Recompute& recompute,
                             DType gradients = DType::fp32) {
@@ -272,7 +272,7 @@ TEST_F(Plans, ARefusalNamesGradientsInBf16AndMoreGpusLast) {
         spec.recompute = recompute;
         spec.machine = {.bytes = available, .name = "the GPU", .more_processes_bring_more = gpus};
         try {
-            plan_run(spec, device_->ops(), 0);
+            plan_run(spec, device_->sizes(), 0);
         } catch (const UserError& fault) {
             const std::string line = fault.what();
             return line.substr(line.find_last_of(';') + 2);
@@ -300,7 +300,7 @@ TEST_F(Plans, ARefusalKeepsTheReductionThatWasAskedFor) {
                  .micro_batch_sequences = 1};
     const auto bytes = [&](int stage, bool each) {
         spec.mesh.sharding = {.stage = stage, .shards = 8, .reduces_each_micro_batch = each};
-        return plan_run(spec, device_->ops(), 0).memory.total_bytes();
+        return plan_run(spec, device_->sizes(), 0).memory.total_bytes();
     };
     const std::size_t in_shards = bytes(2, true), whole = bytes(2, false), all_in_shards = bytes(3, false);
     ASSERT_LT(in_shards, std::min(bytes(1, true), bytes(1, false)));
@@ -312,7 +312,7 @@ TEST_F(Plans, ARefusalKeepsTheReductionThatWasAskedFor) {
         other.default_reduction = by_default;
         other.machine.bytes = available;
         try {
-            plan_run(other, device_->ops(), 0);
+            plan_run(other, device_->sizes(), 0);
         } catch (const UserError& fault) {
             const std::string line = fault.what();
             return line.substr(line.find_last_of(';') + 2);

@@ -44,7 +44,7 @@ class TensorBytes : public testing::Test {
             .global_batch_tokens = m * B * T,
             .micro_batch_sequences = B,
         };
-        return static_cast<std::int64_t>(plan_run(spec, device_->ops(), 0).sent.tensor);
+        return static_cast<std::int64_t>(plan_run(spec, device_->sizes(), 0).sent.tensor);
     }
 
   private:

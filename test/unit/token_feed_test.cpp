@@ -23,8 +23,6 @@ class StreamDevice final : public Device {
     std::string note(DType) const override { return {}; }
     std::size_t available_memory() const override { return 0; }
     std::optional<double> peak_flops(DType) const override { return {}; }
-    std::int64_t default_micro_batch_tokens() const override { return 0; }
-    std::int64_t default_logits_bytes() const override { return 0; }
     std::byte* allocate(std::size_t bytes, std::string_view arena) override {
         return cpu_->allocate(bytes, arena);
     }
@@ -38,6 +36,7 @@ class StreamDevice final : public Device {
     HostMemory host_memory(std::size_t bytes) override { return cpu_->host_memory(bytes); }
     void synchronize() override {}
     Ops& ops() override { return cpu_->ops(); }
+    const DeviceSizes& sizes() const override { return cpu_->sizes(); }
 
     FakeStreams& fake() { return streams_; }
     struct Upload {

@@ -76,7 +76,7 @@ std::multiset<std::int32_t> targets_of_epoch(const TrainingSamples& samples, con
                                        .mesh = mesh,
                                        .global_batch_tokens = sequences * T,
                                        .micro_batch_sequences = micro_batch},
-                                      device->ops(), 0);
+                                      device->sizes(), 0);
         TrainingBatches batches(samples, plan.share(), T);
         std::vector<Tokens> all;
         for (std::int64_t step = epoch * steps; step < (epoch + 1) * steps; ++step) {

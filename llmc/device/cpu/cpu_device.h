@@ -26,10 +26,6 @@ class CpuDevice final : public Device {
     std::optional<double> peak_flops(DType /*dtype*/) const override { return std::nullopt; }
 
     std::size_t available_memory() const override;
-    // Enough tokens for fast matrix products, and few enough that the activations of small models stay in
-    // cache.
-    std::int64_t default_micro_batch_tokens() const override { return 2048; }
-    std::int64_t default_logits_bytes() const override { return 128 << 20; }
 
     std::byte* allocate(std::size_t bytes, std::string_view arena) override;
     void release(std::byte* memory) override;
@@ -40,6 +36,7 @@ class CpuDevice final : public Device {
     void synchronize() override {}
 
     Ops& ops() override { return ops_; }
+    const DeviceSizes& sizes() const override { return ops_; }
 
   private:
     int threads_;

@@ -17,7 +17,7 @@ namespace llmc::cpu {
 
 class Products;
 
-class CpuOps final : public Ops {
+class CpuOps final : public Ops, public DeviceSizes {
   public:
     // If `native_bf16`, oneDNN multiplies bf16 matrices as they are; otherwise they are widened and
     // multiplied in fp32.
@@ -25,6 +25,10 @@ class CpuOps final : public Ops {
     ~CpuOps() override;
 
     std::size_t workspace_bytes(const WorkspaceRequest& request) const override;
+    // Enough tokens for fast matrix products, and few enough that the activations of small models stay in
+    // cache.
+    std::int64_t default_micro_batch_tokens() const override { return 2048; }
+    std::int64_t default_logits_bytes() const override { return 128 << 20; }
     void set_workspace(const Tensor& workspace) override { workspace_ = workspace; }
 
     void encoder_forward(const Tensor& out, const Tensor& tokens, const Tensor& wte, const Tensor& wpe,

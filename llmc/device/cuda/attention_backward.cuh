@@ -39,6 +39,7 @@
 
 #include "llmc/device/cuda/attention_backward_fp32.cuh"
 #include "llmc/device/cuda/attention_backward_parts.cuh"
+#include "llmc/device/cuda/workspace.h"
 
 namespace llmc::cuda {
 
@@ -254,11 +255,10 @@ void launch_attention_backward(const LaunchContext& on, const QueryKeyValue<bf16
            dqkv.k, dqkv.v, row_values, dout, qkv, s, attention_scale(s));
 }
 
-// Two numbers per query; queries are rounded up to whole tiles.
+static_assert(attention_backward_tile ==
+              std::max(AttentionBackwardTiling<64>::owned, AttentionBackwardTiling<128>::owned));
 inline std::size_t attention_backward_workspace_bytes(const AttentionSizes& sizes) {
-    constexpr int tile = std::max(AttentionBackwardTiling<64>::owned, AttentionBackwardTiling<128>::owned);
-    const std::int64_t queries = sizes.all_heads() * blocks_for(sizes.sequence, tile) * tile;
-    return static_cast<std::size_t>(queries) * 2 * sizeof(float);
+    return attention_backward_workspace_bytes(sizes.all_heads(), sizes.sequence);
 }
 
 // dqkv, qkv: heads in rows of any tensors; dout, out X (B,T,H,D); lse fp32 (B,H,T). The workspace has

@@ -6,16 +6,9 @@
 
 #include "llmc/device/cuda/packed.cuh"
 #include "llmc/device/cuda/reduce.cuh"
+#include "llmc/device/cuda/workspace.h"
 
 namespace llmc::cuda {
-
-// Eight lanes read 128 bytes of a row, which is a cache line. A warp reads four rows.
-inline constexpr int bias_gradient_lanes = 8;
-inline constexpr int bias_gradient_warps = 8;  // per block, by default
-// Blocks that a multiprocessor runs at once: 1536 threads, the most of sm_86.
-constexpr int bias_gradient_resident(int warps) { return 1536 / (warps * warp_threads); }
-template <class X>
-inline constexpr int bias_gradient_columns = bias_gradient_lanes* Packed<X>::size;
 
 // Sums columns [64 blockIdx.x, +64) (32 in fp32) over the rows of slice blockIdx.y. Threads with the same
 // columns take rows in turn. Their sums are added over the warp, then over the block.
@@ -85,33 +78,6 @@ __global__ void __launch_bounds__(warps* warp_threads)
 #pragma unroll
     for (int w = 0; w < warps; ++w) total += sums[w][lane];
     dbias[column] += total;
-}
-
-// The number of slices of rows: enough to fill the chip, if each thread still has some rows to add.
-template <class X, int warps = bias_gradient_warps>
-constexpr int bias_gradient_slices(const Chip& chip, std::int64_t rows, int columns) {
-    constexpr std::int64_t least_rows = 4 * warps * warp_threads / bias_gradient_lanes;
-    const int blocks = chip.multiprocessors * bias_gradient_resident(warps);
-    const std::int64_t fill = std::max(1, blocks / blocks_for(columns, bias_gradient_columns<X>));
-    return static_cast<int>(std::min(fill, blocks_for(rows, least_rows)));
-}
-
-// Workspace that is enough for any number of columns up to this one. The number of slices is limited by what
-// fills the chip and by the number of rows.
-template <class X>
-constexpr std::size_t bias_gradient_workspace_bytes_up_to(const Chip& chip, std::int64_t rows, int columns) {
-    constexpr int warps = bias_gradient_warps, tile = bias_gradient_columns<X>;
-    const std::int64_t tiles = blocks_for(columns, tile);
-    const std::int64_t slices_of_rows = bias_gradient_slices<X>(chip, rows, 1);
-    const std::int64_t filling = chip.multiprocessors * bias_gradient_resident(warps);
-    return sizeof(float) * tile *
-           static_cast<std::size_t>(std::min(std::max(tiles, filling), slices_of_rows * tiles));
-}
-
-template <class X, int warps = bias_gradient_warps>
-constexpr std::size_t bias_gradient_workspace_bytes(const Chip& chip, std::int64_t rows, int columns) {
-    return sizeof(float) * static_cast<std::size_t>(bias_gradient_slices<X, warps>(chip, rows, columns)) *
-           static_cast<std::size_t>(columns);
 }
 
 // dbias fp32 (columns) += the sum of dout X (rows, columns)

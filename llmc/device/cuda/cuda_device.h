@@ -23,9 +23,6 @@ class CudaDevice final : public Device {
     std::size_t available_memory() const override;
     std::optional<double> peak_flops(DType dtype) const override;
 
-    std::int64_t default_micro_batch_tokens() const override { return 65536; }
-    std::int64_t default_logits_bytes() const override { return std::int64_t{1} << 30; }
-
     std::byte* allocate(std::size_t bytes, std::string_view arena) override;
     void release(std::byte* memory) override;
 
@@ -36,6 +33,7 @@ class CudaDevice final : public Device {
     void synchronize() override;
 
     Ops& ops() override { return ops_; }
+    const DeviceSizes& sizes() const override { return ops_; }
 
     std::string choices() const override { return ops_.products().choices(); }
     void adopt_choices(std::string_view choices) override { ops_.products().adopt_choices(choices); }

@@ -10,6 +10,7 @@
 #include <span>
 #include <string_view>
 
+#include "llmc/device/gpu_sizes.h"
 #include "llmc/device/cuda/gpus.h"
 #include "llmc/device/cuda/launch.h"
 #include "llmc/device/cuda/lt_products.h"
@@ -22,7 +23,7 @@ class CudnnAttention;
 // True if the program has code for the selected GPU, or PTX that can be compiled for it now.
 bool has_code_for_this_gpu();
 
-class CudaOps final : public Ops {
+class CudaOps final : public Ops, public GpuSizes {
   public:
     // `gpu` is the GPU's name.
     CudaOps(std::string_view gpu, const Chip& chip, CudaStreams& streams, const CudaOptions& options);
@@ -31,8 +32,6 @@ class CudaOps final : public Ops {
     LtProducts& products() { return products_; }
     const LtProducts& products() const { return products_; }
 
-    void require_sizes(const WorkspaceRequest& request) const override;
-    std::size_t workspace_bytes(const WorkspaceRequest& request) const override;
     void set_workspace(const Tensor& workspace) override;
 
     void encoder_forward(const Tensor& out, const Tensor& tokens, const Tensor& wte, const Tensor& wpe,
@@ -123,12 +122,7 @@ class CudaOps final : public Ops {
     // The workspace after the products' part; throws if it has fewer bytes than this.
     void* workspace(std::size_t bytes) const;
 
-    // The workspace, in bytes, that each group of operations needs. The workspace is as large as the largest;
-    // each call uses it from its start.
-    std::size_t embedding_workspace_bytes(const WorkspaceRequest& request) const;
-    std::size_t matmul_workspace_bytes(const WorkspaceRequest& request) const;
-    std::size_t attention_workspace_bytes(const WorkspaceRequest& request) const;
-    std::size_t norm_workspace_bytes(const WorkspaceRequest& request) const;
+    std::size_t attention_workspace_bytes(const WorkspaceRequest& request) const override;
 
     Chip chip_;
     CudaStreams& streams_;

@@ -7,6 +7,7 @@
 
 #include "llmc/device/cuda/packed.cuh"
 #include "llmc/device/cuda/token_order.cuh"
+#include "llmc/device/cuda/workspace.h"
 
 namespace llmc::cuda {
 
@@ -67,11 +68,7 @@ void encoder_forward(const LaunchContext& on, X* out, const std::int32_t* tokens
 
 // ---- backward
 
-// Sorted rows are cut into tiles of 32. A run is all rows of one token; it may begin or end in another tile.
-inline constexpr int tile_rows = warp_threads;
-
-// If a run extends into another tile, its sum over this tile goes to one of the tile's two partial sums.
-enum PartialSum { of_run_before, of_run_after, partial_sums };
+inline constexpr int tile_rows = encoder_tile_rows;
 
 __device__ __forceinline__ std::int64_t partial_row(std::int64_t tile, PartialSum which) {
     return tile * partial_sums + which;
@@ -218,10 +215,6 @@ struct EncoderScratch {
     std::int32_t* order;  // (rows)
     float* partials;      // (encoder_partials), aligned to 16 bytes
 };
-
-constexpr std::int64_t encoder_partials(std::int64_t rows, int channels) {
-    return blocks_for<std::int64_t>(rows, tile_rows) * partial_sums * channels;
-}
 
 // dwte fp32 (table.count, channels), dwpe fp32 (at least sequence, channels) or null,
 // dout X (batch, sequence, channels), tokens int32 (batch, sequence)

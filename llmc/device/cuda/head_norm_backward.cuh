@@ -3,6 +3,7 @@
 #pragma once
 
 #include "llmc/device/cuda/head_norm_parts.cuh"
+#include "llmc/device/cuda/workspace.h"
 
 namespace llmc::cuda {
 
@@ -11,8 +12,6 @@ namespace detail {
 // The heads whose loads a thread has in flight at once.
 template <int pieces>
 inline constexpr int head_norm_backward_held = pieces == 1 ? 2 : 1;
-
-inline constexpr int head_norm_blocks_per_multiprocessor = 2;
 
 }  // namespace detail
 
@@ -187,12 +186,6 @@ void launch_head_norm_backward(const LaunchContext& on, HeadPlaces<X> din, float
 }
 
 }  // namespace detail
-
-// The bytes of the partial sums of dweight; enough for any number of heads.
-constexpr std::size_t head_norm_backward_workspace_bytes(const Chip& chip, int size) {
-    return sizeof(float) * static_cast<std::size_t>(size) *
-           static_cast<std::size_t>(detail::head_norm_blocks_per_multiprocessor * chip.multiprocessors);
-}
 
 // din, dout, in: as in head_norm_forward; din may have no heads (a null pointer). dweight fp32 (size)
 // accumulates, or is null. The workspace has

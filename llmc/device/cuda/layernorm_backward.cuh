@@ -10,13 +10,13 @@
 
 #include "llmc/device/cuda/packed.cuh"
 #include "llmc/device/cuda/reduce.cuh"
+#include "llmc/device/cuda/workspace.h"
 
 namespace llmc::cuda {
 
 namespace detail {
 
 inline constexpr int layernorm_backward_max_threads = 384;
-inline constexpr int layernorm_backward_blocks_per_multiprocessor = 2;
 
 // A warp's contribution to the sums of `rows` rows.
 template <int rows>
@@ -218,13 +218,6 @@ __global__ void __launch_bounds__(max_warps* warp_threads)
     if (warp > 0 || column >= columns) return;
     for (int w = 1; w < warps; ++w) sum += sums[w][lane];
     (column < channels ? dgamma[column] : dbeta[column - channels]) += sum;
-}
-
-// The bytes of the partials; enough for any number of rows.
-constexpr std::size_t layernorm_backward_workspace_bytes(const Chip& chip, int channels) {
-    return sizeof(float) * 2 * static_cast<std::size_t>(channels) *
-           static_cast<std::size_t>(detail::layernorm_backward_blocks_per_multiprocessor *
-                                    chip.multiprocessors);
 }
 
 namespace detail {

@@ -30,7 +30,7 @@ struct LtMatrix {
 class LtProducts {
   public:
     // Enough for every algorithm on every chip: the size that NVIDIA recommends for Hopper.
-    static constexpr std::size_t workspace_bytes = 32 << 20;
+    static constexpr std::size_t workspace_bytes = product_workspace_bytes;
 
     // `gpu` names the kind of GPU in choices(). `tf32` rounds fp32 operands to TF32. `sync` waits for each
     // product.

@@ -83,15 +83,4 @@ void CudaOps::attention_cached_forward(const Tensor& out, const Tensor& cache, c
     }
 }
 
-// Enough for our own kernels too: they take over what cuDNN refuses.
-std::size_t CudaOps::attention_workspace_bytes(const WorkspaceRequest& request) const {
-    const std::int64_t T = request.sequence;
-    const HeadSizes s{request.batch,           T,
-                      request.heads,           request.size_of_head(),
-                      request.heads_of_keys(), request.window == 0 ? T : std::min(request.window, T)};
-    const std::size_t own = attention_backward_workspace_bytes(kernel_sizes(s));
-    if (!cudnn_ || request.dtype != DType::bf16) return own;
-    return std::max(own, cudnn_->workspace_bytes(s, request.queries_apart));
-}
-
 }  // namespace llmc::cuda

@@ -8,20 +8,6 @@
 
 namespace llmc::cuda {
 
-namespace {
-
-// The bytes of the order at the start of the workspace; the partial sums follow it.
-std::size_t encoder_order_bytes(std::int64_t rows) {
-    return SharedAllocator::bytes<std::int32_t>(static_cast<std::size_t>(rows));
-}
-
-std::size_t encoder_backward_workspace_bytes(std::int64_t rows, int channels) {
-    return encoder_order_bytes(rows) +
-           sizeof(float) * static_cast<std::size_t>(encoder_partials(rows, channels));
-}
-
-}  // namespace
-
 void CudaOps::encoder_forward(const Tensor& out, const Tensor& tokens, const Tensor& wte, const Tensor& wpe,
                               std::optional<std::int64_t> first_row) {
     const EncoderSizes s = encoder_forward_sizes(out, tokens, wte, wpe);
@@ -53,10 +39,6 @@ void CudaOps::rope(const Heads& x, const Tensor& angles, std::int64_t position, 
         cuda::rope(on(), places<X>(x), elements<float>(angles), s.rows, s.sequence, to_int(s.heads),
                    to_int(s.head_size), position, inverse);
     });
-}
-
-std::size_t CudaOps::embedding_workspace_bytes(const WorkspaceRequest& request) const {
-    return encoder_backward_workspace_bytes(request.batch * request.sequence, to_int(request.channels));
 }
 
 }  // namespace llmc::cuda

@@ -54,15 +54,6 @@ void CudaOps::gelu_backward(const Tensor& din, const Tensor& dout, const Tensor&
     });
 }
 
-// The workspace of the bias gradients. The products' own memory is separate, since one call uses both.
-std::size_t CudaOps::matmul_workspace_bytes(const WorkspaceRequest& request) const {
-    const std::int64_t rows = std::max(request.batch * request.sequence, request.head_rows);
-    const int columns = to_int(request.largest_matmul_channels);
-    return with_kernel_type(request.dtype, [&]<class X>() {
-        return bias_gradient_workspace_bytes_up_to<X>(chip_, rows, columns);
-    });
-}
-
 void CudaOps::swiglu_forward(const Tensor& out, const Tensor& in) {
     const RowSizes s = swiglu_forward_sizes(out, in);
     with_kernel_type(in.dtype, [&]<class X>() {

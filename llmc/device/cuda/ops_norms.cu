@@ -130,10 +130,4 @@ void CudaOps::head_norm_backward_sums(const Tensor& sums, const Heads& dout, con
 }
 
 // RMS norm backward takes half of layernorm's (rmsnorm_backward.cuh). The largest norm of heads is over all heads.
-std::size_t CudaOps::norm_workspace_bytes(const WorkspaceRequest& request) const {
-    return std::max(
-        layernorm_backward_workspace_bytes(chip_, to_int(request.channels)),
-        head_norm_backward_workspace_bytes(chip_, to_int(request.heads * request.size_of_head())));
-}
-
 }  // namespace llmc::cuda

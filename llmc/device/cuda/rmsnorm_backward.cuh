@@ -11,13 +11,13 @@
 
 #include "llmc/device/cuda/packed.cuh"
 #include "llmc/device/cuda/reduce.cuh"
+#include "llmc/device/cuda/workspace.h"
 
 namespace llmc::cuda {
 
 namespace detail {
 
 inline constexpr int rmsnorm_backward_max_threads = 512;
-inline constexpr int rmsnorm_backward_blocks_per_multiprocessor = 2;
 
 // A warp's contribution to the sums of g h of `rows` rows.
 template <int rows>
@@ -202,13 +202,6 @@ __global__ void __launch_bounds__(max_warps* warp_threads)
     if (warp > 0 || column >= channels) return;
     for (int w = 1; w < warps; ++w) sum += sums[w][lane];
     dweight[column] += sum;
-}
-
-// The bytes of the partials; enough for any number of rows.
-constexpr std::size_t rmsnorm_backward_workspace_bytes(const Chip& chip, int channels) {
-    return sizeof(float) * static_cast<std::size_t>(channels) *
-           static_cast<std::size_t>(detail::rmsnorm_backward_blocks_per_multiprocessor *
-                                    chip.multiprocessors);
 }
 
 namespace detail {

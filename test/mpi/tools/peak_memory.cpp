@@ -46,7 +46,7 @@ std::size_t train(const Options& options, Job& job, Device& device, int steps) {
                                    .recompute = options.recomputation(),
                                    .global_batch_tokens = *options.global_batch_tokens,
                                    .micro_batch_sequences = options.micro_batch_size.value_or(0)},
-                                  device.ops(), HostCommunicator::staging_bytes(world.size()));
+                                  device.sizes(), HostCommunicator::staging_bytes(world.size()));
     const Data data = open_data({.train_data = options.train_data,
                                  .val_data = options.val_data,
                                  .vocabulary = options.vocabulary(),

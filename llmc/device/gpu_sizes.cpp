@@ -1,0 +1,66 @@
+#include "llmc/device/gpu_sizes.h"
+
+#include <algorithm>
+
+#include "llmc/core/error.h"
+#include "llmc/device/cuda/workspace.h"
+
+namespace llmc::cuda {
+
+// Checks the kernels' requirements: rows consist of 16-byte pieces, and heads fit the tensor cores' tiles.
+void GpuSizes::require_sizes(const WorkspaceRequest& request) const {
+    const std::int64_t C = request.channels, head_size = request.size_of_head();
+    if (head_size % 8 != 0 || head_size > 128) {
+        user_error(
+            "attention on GPUs needs heads of a multiple of 8 elements up to 128, but these have {}; change "
+            "--channels or --heads, or give --head-size if the model has that option",
+            head_size);
+    }
+    // The backward passes of norms hold a row in a block's registers.
+    const std::int64_t most_bytes = request.layernorm_channels > 0 ? 24 << 10 : 32 << 10;
+    const std::int64_t most = most_bytes / static_cast<std::int64_t>(size_of(request.dtype));
+    if (C > most) {
+        user_error("--channels {} is out of range for the GPU's kernels in {}; give at most {}", C,
+                   name_of(request.dtype), most);
+    }
+    // The embedding's backward pass counts the tokens of a class in shared memory; there are 2^7 classes
+    // (encoder.cuh).
+    const auto most_tokens = static_cast<std::int64_t>((chip_.shared_bytes_per_block - 2048) / sizeof(int))
+                             << 7;
+    if (request.vocabulary > most_tokens) {
+        user_error("--vocab-size {} is out of range for this GPU; give at most {}", request.vocabulary,
+                   most_tokens);
+    }
+    constexpr std::int64_t most_heads = 65535;
+    if (request.batch > most_heads || request.heads > most_heads) {
+        user_error("--micro-batch-size {} or --heads {} is out of range; give at most {}", request.batch,
+                   request.heads, most_heads);
+    }
+}
+
+std::size_t GpuSizes::workspace_bytes(const WorkspaceRequest& request) const {
+    const auto channels = static_cast<int>(request.channels);
+    const std::int64_t tokens = request.batch * request.sequence;
+    const auto all_heads = static_cast<int>(request.heads * request.size_of_head());
+    constexpr std::size_t few = 4096;  // partial sums, AdamW's coefficients
+    // The workspace begins with the memory of the products. The rest is separate, since one call may run a
+    // product and a kernel that also needs workspace.
+    return product_workspace_bytes +
+           std::max({encoder_backward_workspace_bytes(tokens, channels), bias_gradient_bytes(request),
+                     attention_workspace_bytes(request), layernorm_backward_workspace_bytes(chip_, channels),
+                     head_norm_backward_workspace_bytes(chip_, all_heads), few});
+}
+
+std::size_t GpuSizes::attention_workspace_bytes(const WorkspaceRequest& request) const {
+    return attention_backward_workspace_bytes(request.batch * request.heads, request.sequence);
+}
+
+std::size_t GpuSizes::bias_gradient_bytes(const WorkspaceRequest& request) const {
+    const std::int64_t rows = std::max(request.batch * request.sequence, request.head_rows);
+    const auto columns = static_cast<int>(request.largest_matmul_channels);
+    return request.dtype == DType::fp32
+               ? bias_gradient_workspace_bytes_up_to<float>(chip_, rows, columns)
+               : bias_gradient_workspace_bytes_up_to<std::uint16_t>(chip_, rows, columns);
+}
+
+}  // namespace llmc::cuda
