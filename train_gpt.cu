@@ -102,7 +102,7 @@ bool prepare(llmc::PreparedRun& run) {
 
     run.choose_device_and_mesh();
     if (run.options.print_model) {
-        session.console().text(llmc::model_text(run.spec));
+        session.console().text(llmc::model_text(run.spec, run.device().sizes()));
         return false;
     }
 

@@ -13,7 +13,7 @@ std::string_view name_of(ArenaKind kind) {
 }
 
 BufferId MemoryLayout::add(ArenaKind arena, std::string name, DType dtype, const Shape& shape) {
-    std::size_t& size = sizes_[static_cast<std::size_t>(arena)];
+    std::size_t& size = sizes_.bytes(arena);
     constexpr auto alignment = static_cast<std::int64_t>(buffer_alignment);
     const std::int64_t bytes = saturated_product(shape.elements(), static_cast<std::int64_t>(size_of(dtype)));
     const std::int64_t aligned =
@@ -23,8 +23,8 @@ BufferId MemoryLayout::add(ArenaKind arena, std::string name, DType dtype, const
     return {static_cast<int>(buffers_.size()) - 1};
 }
 
-std::size_t MemoryLayout::total_bytes() const {
-    return std::accumulate(sizes_.begin(), sizes_.end(), std::size_t{0}, [](std::size_t a, std::size_t b) {
+std::size_t ArenaSizes::total_bytes() const {
+    return std::accumulate(bytes_.begin(), bytes_.end(), std::size_t{0}, [](std::size_t a, std::size_t b) {
         return static_cast<std::size_t>(
             saturated_sum(static_cast<std::int64_t>(a), static_cast<std::int64_t>(b)));
     });

@@ -34,6 +34,17 @@ std::string_view name_of(ArenaKind kind);
 // Buffers start at multiples of this many bytes (cuBLASLt's heuristics assume it).
 inline constexpr std::size_t buffer_alignment = 256;
 
+// The bytes of each arena. Sums are saturated.
+class ArenaSizes {
+  public:
+    std::size_t bytes(ArenaKind arena) const { return bytes_[static_cast<std::size_t>(arena)]; }
+    std::size_t& bytes(ArenaKind arena) { return bytes_[static_cast<std::size_t>(arena)]; }
+    std::size_t total_bytes() const;
+
+  private:
+    std::array<std::size_t, all_arenas.size()> bytes_{};
+};
+
 // Identifies one buffer of a layout.
 struct BufferId {
     int index = -1;
@@ -43,9 +54,10 @@ class MemoryLayout {
   public:
     BufferId add(ArenaKind arena, std::string name, DType dtype, const Shape& shape);
 
-    // The bytes of an arena, each buffer rounded up to buffer_alignment. Saturated.
-    std::size_t bytes(ArenaKind arena) const { return sizes_[static_cast<std::size_t>(arena)]; }
-    std::size_t total_bytes() const;
+    // Each buffer is rounded up to buffer_alignment.
+    std::size_t bytes(ArenaKind arena) const { return sizes_.bytes(arena); }
+    std::size_t total_bytes() const { return sizes_.total_bytes(); }
+    const ArenaSizes& sizes() const { return sizes_; }
 
     struct Buffer {
         ArenaKind arena;
@@ -58,7 +70,7 @@ class MemoryLayout {
 
   private:
     std::vector<Buffer> buffers_;
-    std::array<std::size_t, all_arenas.size()> sizes_{};
+    ArenaSizes sizes_;
 };
 
 }  // namespace llmc

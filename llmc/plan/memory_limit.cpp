@@ -90,7 +90,7 @@ std::string against_the_machine(const MachineMemory& machine) {
 }
 
 // "moments 949.4 MiB, master 474.7 MiB and activations 98.3 MiB"
-std::string largest_arenas(const MemoryLayout& memory) {
+std::string largest_arenas(const ArenaSizes& memory) {
     auto arenas = all_arenas;
     std::ranges::stable_sort(arenas, std::greater(), [&](ArenaKind kind) { return memory.bytes(kind); });
     const auto text = [&](std::size_t i) {
@@ -115,43 +115,33 @@ void require_possible(const RunSpec& spec) {
                against_the_machine(spec.machine), blame.option);
 }
 
-void refuse_memory(const RunPlan& plan, const RunPlan& smaller, const std::string& other) {
-    const MachineMemory& machine = plan.spec.machine;
-    const bool would_fit = fits(machine, smaller.largest_memory);
-    const RunPlan& shown = would_fit ? plan : smaller;
+void refuse_memory(const RunNeeds& run, const RunNeeds& smaller, const std::string& other) {
+    const MachineMemory& machine = run.spec.machine;
+    const bool would_fit = fits(machine, smaller.largest_memory());
+    const RunNeeds& shown = would_fit ? run : smaller;
     const Blame blame = blame_for(smaller.spec);
     std::string name = blame.setting, advice = "give a smaller " + blame.option;
     if (would_fit) {
-        name = fmt::format("--micro-batch-size {}", plan.micro_batch);
+        name = fmt::format("--micro-batch-size {}", run.micro_batch);
         advice = fmt::format("--micro-batch-size {} would fit", smaller.micro_batch);
     }
     if (!other.empty()) advice += fmt::format("; {} would fit", other);
+    const ArenaSizes& memory = shown.stages[static_cast<std::size_t>(shown.fullest_stage())].memory;
     user_error(
         "{}: {} parameters and a micro-batch of {} need {} of memory (the largest arenas are {}){}; {}", name,
-        human_count(parameters_about(plan.spec.model)), plural(shown.micro_batch, "sequence"),
-        human_bytes(shown.memory.total_bytes()), largest_arenas(shown.memory), against_the_machine(machine),
-        advice);
+        human_count(parameters_about(run.spec.model)), plural(shown.micro_batch, "sequence"),
+        human_bytes(memory.total_bytes()), largest_arenas(memory), against_the_machine(machine), advice);
 }
 
-std::string lack_of_memory(const RunPlan& plan, const std::string& other) {
-    const MachineMemory& machine = plan.spec.machine;
+std::string lack_of_memory(const RunNeeds& run, const std::string& other) {
+    const MachineMemory& machine = run.spec.machine;
     return fmt::format(
-        "does not fit here: needs {}{}, {} free{}", human_bytes(plan.largest_memory),
+        "does not fit here: needs {}{}, {} free{}", human_bytes(run.largest_memory()),
         machine.processes > 1 ? fmt::format(" in each of {} processes", machine.processes) : "",
         human_bytes(available(machine)), other.empty() ? "" : "; " + other + " would fit");
 }
 
 namespace {
-
-// Whether a step of a few micro-batches fits. Such a step has more micro-batches than any schedule has in
-// flight, so it needs about as much memory as a step with thousands, whose planning takes seconds.
-bool short_step_fits(RunSpec spec, const MakePlan& make_plan, std::int64_t micro_batch) {
-    const std::int64_t few = std::int64_t{4} * spec.mesh.pipeline * spec.virtual_stages;
-    const std::int64_t sequences =
-        std::min(spec.rank_sequences(), few * micro_batch) * spec.mesh.data_ranks();
-    spec.global_batch_tokens = sequences * spec.model.sequence_length;
-    return fits(spec.machine, make_plan(spec, micro_batch).largest_memory);
-}
 
 std::optional<std::int64_t> smaller_micro_batch(const RunSpec& spec, std::int64_t micro_batch) {
     if (micro_batch == 1) return std::nullopt;
@@ -160,52 +150,37 @@ std::optional<std::int64_t> smaller_micro_batch(const RunSpec& spec, std::int64_
     return smaller;
 }
 
-// The largest micro-batch of at most `micro_batch` sequences with which the run may fit the memory. If none
-// fits, the smallest.
-std::int64_t micro_batch_to_try(const RunSpec& spec, const MakePlan& make_plan, std::int64_t micro_batch) {
-    while (!short_step_fits(spec, make_plan, micro_batch)) {
-        const auto smaller = smaller_micro_batch(spec, micro_batch);
-        if (!smaller) break;
-        micro_batch = *smaller;
-    }
-    return micro_batch;
-}
-
 }  // namespace
 
-RunPlan plan_that_fits(const RunSpec& spec, const MakePlan& make_plan, std::int64_t micro_batch) {
-    micro_batch = micro_batch_to_try(spec, make_plan, micro_batch);
-    RunPlan plan = make_plan(spec, micro_batch);
-    while (!fits(spec.machine, plan.largest_memory)) {
-        const auto smaller = smaller_micro_batch(spec, micro_batch);
+RunNeeds needs_that_fit(const RunSpec& spec, const FindNeeds& find, std::int64_t micro_batch) {
+    RunNeeds needs = find(spec, micro_batch);
+    while (!fits(spec.machine, needs.largest_memory())) {
+        const auto smaller = smaller_micro_batch(spec, needs.micro_batch);
         if (!smaller) break;
-        micro_batch = *smaller;
-        plan = make_plan(spec, micro_batch);
+        needs = find(spec, *smaller);
     }
-    return plan;
+    return needs;
 }
 
 namespace {
 
 // Whether the run fits with some micro-batch of at most `micro_batch` sequences.
-bool would_fit(const RunSpec& spec, const MakePlan& make_plan, std::int64_t micro_batch) {
-    const std::int64_t smaller = micro_batch_to_try(spec, make_plan, micro_batch);
-    return short_step_fits(spec, make_plan, smaller) &&
-           fits(spec.machine, plan_that_fits(spec, make_plan, smaller).largest_memory);
+bool would_fit(const RunSpec& spec, const FindNeeds& find, std::int64_t micro_batch) {
+    return fits(spec.machine, needs_that_fit(spec, find, micro_batch).largest_memory());
 }
 
 // The first ZeRO stage beyond the given one at which the run would fit.
-std::optional<int> stage_that_fits(RunSpec spec, const MakePlan& make_plan, std::int64_t micro_batch) {
+std::optional<int> stage_that_fits(RunSpec spec, const FindNeeds& find, std::int64_t micro_batch) {
     while (const auto next = spec.mesh.sharding.next_stage(spec.default_reduction)) {
         spec.mesh.sharding = *next;
-        if (would_fit(spec, make_plan, micro_batch)) return next->stage;
+        if (would_fit(spec, find, micro_batch)) return next->stage;
     }
     return std::nullopt;
 }
 
 // Tries 2 to 16 times as many GPUs, if the batch can be divided among them: "4 GPUs and --zero-stage 3".
 // Empty if none of these fit.
-std::string gpus_that_fit(const RunSpec& spec, const MakePlan& make_plan, std::int64_t micro_batch) {
+std::string gpus_that_fit(const RunSpec& spec, const FindNeeds& find, std::int64_t micro_batch) {
     constexpr int most_times = 16;
     if (!spec.machine.more_processes_bring_more || !spec.trains) return "";
     for (int times = 2; times <= most_times; times *= 2) {
@@ -215,9 +190,8 @@ std::string gpus_that_fit(const RunSpec& spec, const MakePlan& make_plan, std::i
         // Begin with the given ZeRO stage, and go to higher stages as necessary.
         const std::int64_t first = best_micro_batch(wider, micro_batch);
         std::optional<int> stage;
-        if (wider.mesh.sharding.stage > 0 && would_fit(wider, make_plan, first))
-            stage = wider.mesh.sharding.stage;
-        if (!stage) stage = stage_that_fits(wider, make_plan, first);
+        if (wider.mesh.sharding.stage > 0 && would_fit(wider, find, first)) stage = wider.mesh.sharding.stage;
+        if (!stage) stage = stage_that_fits(wider, find, first);
         if (stage) return fmt::format("{} GPUs and --zero-stage {}", wider.mesh.world(), *stage);
     }
     return "";
@@ -225,14 +199,14 @@ std::string gpus_that_fit(const RunSpec& spec, const MakePlan& make_plan, std::i
 
 }  // namespace
 
-std::string what_would_fit(const RunSpec& spec, const MakePlan& make_plan, std::int64_t micro_batch) {
+std::string what_would_fit(const RunSpec& spec, const FindNeeds& find, std::int64_t micro_batch) {
     constexpr Recompute all{.kind = RecomputeKind::block};
     RunSpec recomputing = spec;
     recomputing.recompute = all;
     const bool recomputes_all = spec.recompute == all;
     std::string recompute =
         fmt::format("--recompute block{}", spec.recompute.every > 1 ? " --recompute-every 1" : "");
-    const auto would_do = [&](const RunSpec& other) { return would_fit(other, make_plan, micro_batch); };
+    const auto would_do = [&](const RunSpec& other) { return would_fit(other, find, micro_batch); };
     // Tries the run as it is, and then with full recomputation unless that was already given.
     const auto with_either = [&](const auto& options_for) {
         std::string options = options_for(spec);
@@ -242,7 +216,7 @@ std::string what_would_fit(const RunSpec& spec, const MakePlan& make_plan, std::
     };
     if (!recomputes_all && would_do(recomputing)) return recompute;
     std::string options = with_either([&](const RunSpec& run) {
-        const auto stage = stage_that_fits(run, make_plan, micro_batch);
+        const auto stage = stage_that_fits(run, find, micro_batch);
         return stage ? fmt::format("--zero-stage {}", *stage) : std::string();
     });
     if (!options.empty()) return options;
@@ -253,7 +227,7 @@ std::string what_would_fit(const RunSpec& spec, const MakePlan& make_plan, std::
         return would_do(run) ? std::string("--gradient-dtype bf16") : std::string();
     });
     if (!options.empty()) return options;
-    return with_either([&](const RunSpec& run) { return gpus_that_fit(run, make_plan, micro_batch); });
+    return with_either([&](const RunSpec& run) { return gpus_that_fit(run, find, micro_batch); });
 }
 
 }  // namespace llmc

@@ -17,26 +17,26 @@ bool fits(const MachineMemory& machine, std::size_t bytes);
 // machine's.
 void require_possible(const RunSpec& spec);
 
-// Throws the UserError for a run that does not fit. The plan `smaller` has the largest micro-batch that fits,
-// or the smallest possible one if none fits. Then `other` names options with which the run would fit; empty
-// if there are none.
-[[noreturn]] void refuse_memory(const RunPlan& plan, const RunPlan& smaller, const std::string& other);
+// Throws the UserError for a run that does not fit. `smaller` has the largest micro-batch that fits, or the
+// smallest possible one if none fits. Then `other` names options with which the run would fit; empty if there
+// are none.
+[[noreturn]] void refuse_memory(const RunNeeds& run, const RunNeeds& smaller, const std::string& other);
 
 // "does not fit here: needs 28.1 GiB, 22.4 GiB free; --recompute block would fit"; `other` as above.
-std::string lack_of_memory(const RunPlan& plan, const std::string& other);
+std::string lack_of_memory(const RunNeeds& run, const std::string& other);
 
 // ---- changes that make a run fit: the micro-batch size, which is chosen here if the user gave none, and
 // options that the error message suggests
 
-// Makes the plan of a run with micro-batches of `micro_batch` sequences, whatever memory it takes.
-using MakePlan = std::function<RunPlan(const RunSpec& spec, std::int64_t micro_batch)>;
+// The needs of a run with micro-batches of `micro_batch` sequences, whatever memory it takes.
+using FindNeeds = std::function<RunNeeds(const RunSpec& spec, std::int64_t micro_batch)>;
 
-// The plan with the largest micro-batches of at most `micro_batch` sequences that fit the memory. If none
-// fit, the plan with the smallest.
-RunPlan plan_that_fits(const RunSpec& spec, const MakePlan& make_plan, std::int64_t micro_batch);
+// The needs with the largest micro-batches of at most `micro_batch` sequences that fit the memory. If none
+// fit, those with the smallest.
+RunNeeds needs_that_fit(const RunSpec& spec, const FindNeeds& find, std::int64_t micro_batch);
 
 // The options with which the run would fit, the cheapest first: recompute, then ZeRO, then both; gradients in
 // bf16; more GPUs. Empty if none would do.
-std::string what_would_fit(const RunSpec& spec, const MakePlan& make_plan, std::int64_t micro_batch);
+std::string what_would_fit(const RunSpec& spec, const FindNeeds& find, std::int64_t micro_batch);
 
 }  // namespace llmc

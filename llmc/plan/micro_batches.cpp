@@ -92,11 +92,15 @@ std::int64_t most_micro_batches(const RunSpec& spec) {
     return most_block_passes / std::max<std::int64_t>(1, spec.model.layers());
 }
 
+void check_layers(const RunSpec& spec, std::int64_t micro_batches) {
+    if (micro_batches > most_micro_batches(spec))
+        user_error("--layers {} is out of range; give 1 to {}", spec.model.layers(),
+                   most_block_passes / micro_batches);
+}
+
 void check_micro_batches(const RunSpec& spec, std::int64_t micro_batch) {
     const std::int64_t most = most_micro_batches(spec), micro_batches = spec.rank_sequences() / micro_batch;
-    if (most == 0) {
-        user_error("--layers {} is out of range; give 1 to {}", spec.model.layers(), most_block_passes);
-    }
+    check_layers(spec, 1);
     if (micro_batches > most) {
         user_error(
             "--global-batch-tokens {} makes {} micro-batches per step, but {} is the most for {} layers; "

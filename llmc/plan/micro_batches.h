@@ -30,5 +30,7 @@ void check_groups(const RunSpec& spec, std::int64_t micro_batch);
 // micro-batches of this size.
 std::int64_t most_micro_batches(const RunSpec& spec);
 void check_micro_batches(const RunSpec& spec, std::int64_t micro_batch);
+// The same limit for a step of `micro_batches`: UserError if there are too many layers.
+void check_layers(const RunSpec& spec, std::int64_t micro_batches);
 
 }  // namespace llmc

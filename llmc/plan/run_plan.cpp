@@ -101,6 +101,20 @@ BuffersInFlight in_flight(const RunPlan& plan) {
     return most;
 }
 
+// The bytes that ranks exchange for each unit.
+std::vector<UnitBytes> unit_bytes(const RunSpec& spec, std::span<const UnitLayout> units) {
+    std::vector<UnitBytes> bytes;
+    for (const UnitLayout& unit : units) {
+        const auto elements = static_cast<std::uint64_t>(unit.padded_elements(spec.mesh.data_ranks()));
+        const auto replicated = static_cast<std::uint64_t>(unit.elements() - unit.replicated_begin());
+        bytes.push_back({.parameters = elements * size_of(spec.dtype),
+                         .gradients = elements * size_of(spec.gradient_dtype),
+                         .replicated_gradients = replicated * size_of(spec.gradient_dtype),
+                         .gradient_size = size_of(spec.gradient_dtype)});
+    }
+    return bytes;
+}
+
 void lay_out_memory(RunPlan& plan, const DeviceSizes& sizes, std::size_t staging_bytes) {
     const RunSpec& spec = plan.spec;
     plan.store =
@@ -123,7 +137,8 @@ void lay_out_memory(RunPlan& plan, const DeviceSizes& sizes, std::size_t staging
 }
 
 // The plan of this rank's stage, with the needs of all stages.
-RunPlan plan_with(const RunSpec& spec, const DeviceSizes& sizes, std::size_t staging_bytes, std::int64_t micro_batch) {
+RunPlan plan_with(const RunSpec& spec, const DeviceSizes& sizes, std::size_t staging_bytes,
+                  std::int64_t micro_batch) {
     check_micro_batches(spec, micro_batch);
     RunPlan own;
     ListsOfStages lists;
@@ -136,7 +151,7 @@ RunPlan plan_with(const RunSpec& spec, const DeviceSizes& sizes, std::size_t sta
         build_lists(plan);
         lay_out_memory(plan, sizes, staging_bytes);
         lists.add(plan);
-        needs.push_back({plan.memory, plan.sent});
+        needs.push_back({plan.memory.sizes(), plan.sent});
         if (stage == spec.mesh.stage()) own = std::move(plan);
     }
     lists.check();
@@ -148,27 +163,97 @@ RunPlan plan_with(const RunSpec& spec, const DeviceSizes& sizes, std::size_t sta
 
 }  // namespace
 
-RunPlan plan_run(const RunSpec& spec, const DeviceSizes& sizes, std::size_t staging_bytes) {
+int RunNeeds::fullest_stage() const {
+    const auto bytes = [](const StageNeeds& stage) { return stage.memory.total_bytes(); };
+    return static_cast<int>(std::ranges::max_element(stages, {}, bytes) - stages.begin());
+}
+
+namespace {
+
+// The needs of a stage in a step of `micro_batches`.
+StageNeeds needs_of_stage(const RunPlan& all, int stage, std::int64_t micro_batches, const DeviceSizes& sizes,
+                          std::size_t staging_bytes) {
+    RunPlan plan = all;
+    plan.spec.mesh.rank = all.spec.mesh.rank_of(stage, 0, 0);
+    plan.micro_batches = micro_batches;
+    plan.pipeline.micro_batches = static_cast<int>(micro_batches);
+    build_lists(plan);
+    lay_out_memory(plan, sizes, staging_bytes);
+    return {plan.memory.sizes(), plan.sent};
+}
+
+// The value after `times` more of the steps from `first` to `second`. Sizes may be absurd, so it is saturated.
+template <class T>
+T extrapolated(T first, T second, std::int64_t times) {
+    const auto base = static_cast<long double>(first), step = static_cast<long double>(second) - base;
+    return static_cast<T>(std::clamp(base + static_cast<long double>(times) * step, 0.0L, 0x1p60L));
+}
+
+StageNeeds extrapolated(const StageNeeds& first, const StageNeeds& second, std::int64_t times) {
+    StageNeeds needs;
+    for (const ArenaKind arena : all_arenas)
+        needs.memory.bytes(arena) =
+            extrapolated(first.memory.bytes(arena), second.memory.bytes(arena), times);
+    for (const auto kind :
+         {&BytesSent::inside, &BytesSent::across, &BytesSent::tied, &BytesSent::stages, &BytesSent::tensor})
+        needs.sent.*kind = extrapolated(first.sent.*kind, second.sent.*kind, times);
+    return needs;
+}
+
+}  // namespace
+
+// In every schedule, a group of micro-batches adds as much as the group before it once all stages are busy: bytes
+// that are sent, and with GPipe activations.
+RunNeeds needs_of(const RunSpec& spec, const DeviceSizes& sizes, std::size_t staging_bytes,
+                  std::int64_t micro_batch) {
+    const std::int64_t stages = spec.mesh.pipeline, group = spec.virtual_stages > 1 ? stages : 1;
+    const std::int64_t few = 2 * stages + 2 * group;
+    check_layers(spec, std::min(spec.rank_sequences() / micro_batch, few + group));
+    const RunPlan all = plan_of_whole_pipeline(spec, micro_batch);
+    sizes.require_sizes(workspace_request(spec.model, all.lists->kinds.front().sizes));
+    const std::int64_t more = (all.micro_batches - few) / group;
+    RunNeeds needs{spec, micro_batch, {}};
+    for (int stage = 0; stage < spec.mesh.pipeline; ++stage) {
+        const auto of = [&](std::int64_t micro_batches) {
+            return needs_of_stage(all, stage, micro_batches, sizes, staging_bytes);
+        };
+        needs.stages.push_back(more > 1 ? extrapolated(of(few), of(few + group), more)
+                                        : of(all.micro_batches));
+    }
+    return needs;
+}
+
+RunNeeds needs_of(const RunSpec& spec, const DeviceSizes& sizes, std::size_t staging_bytes) {
     check_sizes_of(spec);
     require_possible(spec);
     check_vocabulary(spec.model.vocabulary);
     const std::int64_t micro_batch = micro_batch_of(spec);
-    const MakePlan make_plan = [&](const RunSpec& other, std::int64_t sequences) {
-        return plan_with(other, sizes, staging_bytes, sequences);
+    const FindNeeds find = [&](const RunSpec& other, std::int64_t sequences) {
+        return needs_of(other, sizes, staging_bytes, sequences);
     };
     // If the user gave no micro-batch size, the memory decides.
-    RunPlan plan = spec.micro_batch_sequences == 0 ? plan_that_fits(spec, make_plan, micro_batch)
-                                                   : make_plan(spec, micro_batch);
-    if (!fits(spec.machine, plan.largest_memory)) {
+    return spec.micro_batch_sequences == 0 ? needs_that_fit(spec, find, micro_batch)
+                                           : find(spec, micro_batch);
+}
+
+RunPlan plan_run(const RunSpec& spec, const DeviceSizes& sizes, std::size_t staging_bytes) {
+    const RunNeeds needs = needs_of(spec, sizes, staging_bytes);
+    std::string lack;
+    if (!fits(spec.machine, needs.largest_memory())) {
+        const FindNeeds find = [&](const RunSpec& other, std::int64_t sequences) {
+            return needs_of(other, sizes, staging_bytes, sequences);
+        };
         RunSpec any = spec;
         any.micro_batch_sequences = 0;
-        const RunPlan smaller = plan_that_fits(any, make_plan, plan.micro_batch);
+        const RunNeeds smaller = needs_that_fit(any, find, needs.micro_batch);
         std::string other;
-        if (!fits(spec.machine, smaller.largest_memory))
-            other = what_would_fit(any, make_plan, plan.micro_batch);
-        if (!spec.may_exceed_machine) refuse_memory(plan, smaller, other);
-        plan.lack = lack_of_memory(plan, other);
+        if (!fits(spec.machine, smaller.largest_memory()))
+            other = what_would_fit(any, find, needs.micro_batch);
+        if (!spec.may_exceed_machine) refuse_memory(needs, smaller, other);
+        lack = lack_of_memory(needs, other);
     }
+    RunPlan plan = plan_with(spec, sizes, staging_bytes, needs.micro_batch);
+    plan.lack = std::move(lack);
     return plan;
 }
 

@@ -63,8 +63,21 @@ struct RunSpec {
 
 // The needs of a rank of one pipeline stage.
 struct StageNeeds {
-    MemoryLayout memory;
-    BytesSent sent;
+    ArenaSizes memory;
+    BytesSent sent;  // in a training step
+};
+
+// What a run needs on every stage, without the lists that it performs.
+struct RunNeeds {
+    RunSpec spec;
+    std::int64_t micro_batch = 1;  // sequences
+    std::vector<StageNeeds> stages;
+
+    // The stage that needs the most memory.
+    int fullest_stage() const;
+    std::size_t largest_memory() const {
+        return stages[static_cast<std::size_t>(fullest_stage())].memory.total_bytes();
+    }
 };
 
 struct RunPlan {
@@ -114,18 +127,19 @@ struct RunPlan {
     std::int64_t evaluation_sequences() const { return micro_batch * evaluation.micro_batches; }
 };
 
-// The bytes that ranks exchange for each unit.
-std::vector<UnitBytes> unit_bytes(const RunSpec& spec, std::span<const UnitLayout> units);
-
-// A plan without memory and lists of actions. It tells only what a training step sends: `stages[].sent`.
-// nullopt if the step has so many actions that counting them would take long. UserError if the options make
-// no valid step.
-// Steps of at most `counted_whole` passes of a stage are counted whole. (Tests give a smaller number.)
-std::optional<RunPlan> plan_of_messages(const RunSpec& spec, std::int64_t counted_whole = 1 << 16);
-
 // The part of the model on each stage of a run's pipeline. Empty if there is one stage, or if there are more
 // layers than any plan may have. UserError for numbers of chunks that the schedule does not support.
 std::vector<StagePart> parts_of_pipeline(const RunSpec& spec);
+
+// The needs of a run with micro-batches of `micro_batch` sequences, from short training steps: as many
+// micro-batches as the schedule takes to repeat itself. They equal those of the whole plan (plan_run), which
+// also makes the lists and checks them. The time grows with layers and stages, but not with micro-batches or
+// data-parallel ranks. UserError if the device does not support the sizes, or if there are too many layers.
+RunNeeds needs_of(const RunSpec& spec, const DeviceSizes& sizes, std::size_t staging_bytes,
+                  std::int64_t micro_batch);
+
+// The same with the micro-batch that plan_run would choose. UserError if the options make no valid step.
+RunNeeds needs_of(const RunSpec& spec, const DeviceSizes& sizes, std::size_t staging_bytes);
 
 // Plans a run. UserError if the sizes are not valid, or if they need more memory than the machine has (the
 // message names both). UserError also if the mesh cannot divide the global batch evenly (the message names a

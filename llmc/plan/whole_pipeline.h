@@ -1,5 +1,5 @@
-// The stages of a pipeline share the checked sizes of a run, its parts and its micro-batches. The plan of each stage
-// (run_plan.cpp) and the bytes that the stages send (plan_of_messages.cpp) are made from these.
+// The stages of a pipeline share the checked sizes of a run, its parts and its micro-batches. The plan and the
+// needs of each stage (run_plan.cpp) are made from these.
 #pragma once
 
 #include <cstdint>

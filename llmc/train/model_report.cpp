@@ -21,8 +21,8 @@ std::string init_text(const Init& init) {
 
 class ModelText {
   public:
-    explicit ModelText(const RunSpec& spec)
-        : spec_(spec), sizes_{.split = spec.mesh.split(), .dtype = spec.dtype} {
+    ModelText(const RunSpec& spec, const DeviceSizes& device)
+        : spec_(spec), device_(device), sizes_{.split = spec.mesh.split(), .dtype = spec.dtype} {
         // Equal parts have equal units, so one part of each kind is enough.
         Model one_of_each = spec.model;
         for (Model::Run& run : one_of_each.runs) run.count = 1;
@@ -136,9 +136,7 @@ class ModelText {
     // The same text as in the header of a run.
     std::string what_is_sent() const {
         try {
-            const std::optional<RunPlan> plan = plan_of_messages(spec_);
-            if (!plan) return "Sent: not counted: a step has too many actions, which repeat too seldom.";
-            const std::string text = sent_text(*plan);
+            const std::string text = sent_text(needs_of(spec_, device_, 0).stages);
             if (text.empty()) return "Sent: nothing.";
             // Beyond this, sums of bytes saturate.
             if (parameters_about(spec_.model) > 0x1p56) return "Sent: too many bytes to count.";
@@ -217,6 +215,7 @@ class ModelText {
     }
 
     const RunSpec& spec_;
+    const DeviceSizes& device_;
     PartSizes sizes_;
     Outline outline_;
     std::set<int> shown_;    // units
@@ -226,6 +225,6 @@ class ModelText {
 
 }  // namespace
 
-std::string model_text(const RunSpec& spec) { return ModelText(spec).run(); }
+std::string model_text(const RunSpec& spec, const DeviceSizes& sizes) { return ModelText(spec, sizes).run(); }
 
 }  // namespace llmc

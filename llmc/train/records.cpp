@@ -16,8 +16,6 @@ namespace llmc {
 
 namespace fs = std::filesystem;
 
-namespace {
-
 nlohmann::ordered_json mesh_record(const Mesh& mesh) {
     return {{"world", mesh.world()},
             {"pipeline", mesh.pipeline},
@@ -36,11 +34,13 @@ nlohmann::ordered_json sent_record(const BytesSent& sent) {
             {"tensor", sent.tensor}};
 }
 
-nlohmann::ordered_json memory_record(const MemoryLayout& memory) {
+nlohmann::ordered_json memory_record(const ArenaSizes& memory) {
     nlohmann::ordered_json record;
     for (const ArenaKind kind : all_arenas) record[std::string(name_of(kind))] = memory.bytes(kind);
     return record;
 }
+
+namespace {
 
 nlohmann::ordered_json pipeline_record(const RunPlan& plan) {
     nlohmann::ordered_json record = {{"schedule", name_of(plan.pipeline.schedule)},
@@ -81,7 +81,7 @@ nlohmann::ordered_json run_record(const PreparedRun& run) {
         {"micro_batch_sequences", run.plan.micro_batch},
         {"micro_batches", run.plan.micro_batches},
         {"bytes_sent", sent_record(run.plan.sent)},
-        {"memory", memory_record(run.plan.memory)},
+        {"memory", memory_record(run.plan.memory.sizes())},
     };
     if (run.plan.pipeline.stages > 1) record["pipeline"] = pipeline_record(run.plan);
     if (run.validation) record["validation_windows"] = run.validation->fingerprint;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <vector>
 
@@ -12,6 +13,11 @@
 #include "llmc/train/run_locks.h"
 
 namespace llmc {
+
+// Parts of the record of a run, which a plan prints too.
+nlohmann::ordered_json mesh_record(const Mesh& mesh);
+nlohmann::ordered_json sent_record(const BytesSent& sent);
+nlohmann::ordered_json memory_record(const ArenaSizes& memory);
 
 // Creates the directory of a new run without --out-dir. Removes it again if it is still empty.
 class ClaimedDirectory {

@@ -28,22 +28,23 @@ struct LargestStage {
     std::string name;
 };
 template <class Size>
-LargestStage largest_stage(const RunPlan& plan, const Size& size) {
-    const auto largest = std::ranges::max_element(plan.stages, {}, size);
-    const bool differs = std::ranges::any_of(
-        plan.stages, [&](const StageNeeds& stage) { return size(stage) != size(*largest); });
-    return {*largest, differs ? fmt::format(" of stage {}", largest - plan.stages.begin()) : ""};
+LargestStage largest_stage(std::span<const StageNeeds> stages, const Size& size) {
+    const auto largest = std::ranges::max_element(stages, {}, size);
+    const bool differs =
+        std::ranges::any_of(stages, [&](const StageNeeds& stage) { return size(stage) != size(*largest); });
+    return {*largest, differs ? fmt::format(" of stage {}", largest - stages.begin()) : ""};
 }
 
-std::string memory_text(const RunPlan& plan) {
-    const Mesh& mesh = plan.spec.mesh;
+}  // namespace
+
+std::string memory_text(const Mesh& mesh, std::span<const StageNeeds> stages) {
     const auto [needs, stage] =
-        largest_stage(plan, [](const StageNeeds& s) { return s.memory.total_bytes(); });
+        largest_stage(stages, [](const StageNeeds& s) { return s.memory.total_bytes(); });
     std::string text = fmt::format("{} per process{}", human_bytes(needs.memory.total_bytes()), stage);
     if (!stage.empty()) text += ", which needs most";
     if (mesh.world() > 1) {
         std::size_t all = 0;
-        for (const StageNeeds& each : plan.stages)
+        for (const StageNeeds& each : stages)
             all += each.memory.total_bytes() * static_cast<std::size_t>(mesh.world() / mesh.pipeline);
         text += fmt::format(", {} in all", human_bytes(all));
     }
@@ -56,6 +57,8 @@ std::string memory_text(const RunPlan& plan) {
     }
     return text;
 }
+
+namespace {
 
 // "1f1b; stages of 2, 1 and 1 layers", or if interleaved: "chunks of 1, 1, 1 and 1 layers, 2 per stage".
 std::string pipeline_text(const RunPlan& plan) {
@@ -136,8 +139,8 @@ std::string schedule_text(const PreparedRun& run) {
 
 }  // namespace
 
-std::string sent_text(const RunPlan& plan) {
-    const auto [needs, stage] = largest_stage(plan, [](const StageNeeds& s) { return s.sent.total(); });
+std::string sent_text(std::span<const StageNeeds> stages) {
+    const auto [needs, stage] = largest_stage(stages, [](const StageNeeds& s) { return s.sent.total(); });
     const BytesSent& sent = needs.sent;
     if (sent.total() == 0) return "";
     std::string text = fmt::format("{} per step and process{}{}", human_bytes(sent.total()), stage,
@@ -168,9 +171,9 @@ Rows header_rows(const PreparedRun& run) {
         {"pipeline", pipeline_text(run.plan)},
         {"model", run.plan.spec.model.description},
         {"parameters", grouped(count_parameters(run.plan.spec.model))},
-        {"memory", memory_text(run.plan)},
+        {"memory", memory_text(run.plan.spec.mesh, run.plan.stages)},
         {"beside it", device.memory_beside_arenas(run.ranks->memory)},
-        {"sends", sent_text(run.plan)},
+        {"sends", sent_text(run.plan.stages)},
         {"algorithms", kind_of_choices(device).empty() ? "" : run.algorithms.row()},
         {"training", run.data.training_description},
         {"too short", run.data.too_short},
@@ -274,7 +277,8 @@ void show_plan(PreparedRun& run) {
     const Options& options = run.options;
     Console& console = run.session.console();
     if (options.print_step) {
-        console.text(lists_of_stages(run.plan.spec, run.device().sizes(), run.staging_bytes, options.verbose));
+        console.text(
+            lists_of_stages(run.plan.spec, run.device().sizes(), run.staging_bytes, options.verbose));
         return;
     }
     const std::optional<double> peak = run.device().peak_flops(run.plan.spec.dtype);

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "llmc/plan/run_plan.h"
@@ -36,7 +37,9 @@ Rows header_rows(const PreparedRun& run);
 // For --verbose: a line for each process with its coordinates in the mesh, its part of the model and its memory.
 std::string places_text(const RunPlan& plan);
 // "3.2 MiB per step and process", and to which ranks; empty if nothing is sent.
-std::string sent_text(const RunPlan& plan);
+std::string sent_text(std::span<const StageNeeds> stages);
+// "28.1 GiB per process", and the bytes of each arena on the stage that needs most.
+std::string memory_text(const Mesh& mesh, std::span<const StageNeeds> stages);
 Rows summary_rows(const PreparedRun& run, const Outcome& outcome);
 // Shows a run that is only planned (Options::plans_only). --print-step prints the list of actions of the
 // first rank of every stage. --pipeline-timeline draws the chart, and writes its files to the results'
@@ -47,7 +50,7 @@ void show_plan(PreparedRun& run);
 //
 // Lists the parts, the parameters with this mesh's shards, and the operations. For each operation it gives
 // the activations that are kept or recomputed, the FLOPs and the bytes sent, for one sequence. Any size is
-// accepted, however large.
-std::string model_text(const RunSpec& spec);
+// accepted, however large; then the text says why a step of it cannot be made.
+std::string model_text(const RunSpec& spec, const DeviceSizes& sizes);
 
 }  // namespace llmc

@@ -17,6 +17,24 @@
 namespace llmc {
 namespace {
 
+void expect_needs(const RunPlan& plan, const RunNeeds& needs) {
+    const RunSpec& spec = plan.spec;
+    ASSERT_EQ(needs.stages.size(), plan.stages.size());
+    EXPECT_EQ(needs.micro_batch, plan.micro_batch);
+    for (std::size_t stage = 0; stage < plan.stages.size(); ++stage) {
+        const std::string where =
+            fmt::format("{}, stage {} of {}, {} layers, {} micro-batches, ZeRO {}, recompute {}",
+                        name_of(spec.pipeline_schedule), stage, spec.mesh.pipeline, spec.model.layers(),
+                        plan.micro_batches, spec.mesh.sharding.stage, name_of(spec.recompute.kind));
+        for (const ArenaKind arena : all_arenas)
+            EXPECT_EQ(needs.stages[stage].memory.bytes(arena), plan.stages[stage].memory.bytes(arena))
+                << name_of(arena) << ", " << where;
+        for (const auto kind : {&BytesSent::inside, &BytesSent::across, &BytesSent::tied, &BytesSent::stages,
+                                &BytesSent::tensor})
+            EXPECT_EQ(needs.stages[stage].sent.*kind, plan.stages[stage].sent.*kind) << where;
+    }
+}
+
 class Plans : public testing::Test {
   protected:
     RunPlan plan(std::size_t available, std::int64_t micro_batch = 0, int processes = 1,
@@ -70,111 +88,55 @@ TEST_F(Plans, WithoutTrainingThereAreNoGradientsOrMoments) {
     }
 }
 
-void expect_sends(const RunPlan& whole, const std::optional<RunPlan>& counted, int counted_whole) {
-    const RunSpec& spec = whole.spec;
-    ASSERT_TRUE(counted);
-    for (std::size_t stage = 0; stage < whole.stages.size(); ++stage) {
-        for (const auto kind : {&BytesSent::inside, &BytesSent::across, &BytesSent::tied, &BytesSent::stages,
-                                &BytesSent::tensor}) {
-            EXPECT_EQ(counted->stages[stage].sent.*kind, whole.stages[stage].sent.*kind)
-                << name_of(spec.pipeline_schedule) << ", stage " << stage << " of " << spec.mesh.pipeline
-                << ", layers " << spec.model.layers() << ", micro-batches " << whole.micro_batches
-                << ", ZeRO " << spec.mesh.sharding.stage << ", counted whole " << counted_whole;
-        }
-    }
-}
-
-// If layers and micro-batches are few, all are counted. If they are many, some are counted, and the rest
-// follows from plans with a few more.
-TEST_F(Plans, WhatAStepSendsIsKnownWithoutItsPlan) {
+// The needs follow from short steps, and are those of the whole plan on every schedule.
+TEST_F(Plans, NeedsAreThoseOfTheWholePlan) {
     struct Size {
         std::int64_t layers, micro_batches;
-        int pipeline, zero;
+        int pipeline, virtual_stages;
     };
-    for (const auto& [layers, micro_batches, pipeline, zero] :
-         {Size{4, 6, 2, 3}, Size{4, 5002, 2, 3}, Size{45, 6, 2, 3}, Size{46, 50, 5, 3}, Size{43, 50, 5, 1},
-          Size{67, 11, 1, 3}, Size{68, 12, 4, 2}}) {
-        for (const PipelineSchedule schedule :
-             {PipelineSchedule::one_f_one_b, PipelineSchedule::interleaved, PipelineSchedule::zb_h1}) {
-            const bool is_interleaved = schedule == PipelineSchedule::interleaved;
-            if (pipeline == 1 && schedule != PipelineSchedule::one_f_one_b) continue;
-            const RunSpec spec{.model = gpt2({layers, 2, 32, 64, 256}),
-                               .mesh = {.pipeline = pipeline,
-                                        .tensor = 2,
-                                        .sequence_parallel = true,
-                                        .sharding = {.stage = zero,
-                                                     .shards = 2,
-                                                     .replicas = 2,
-                                                     .reduces_each_micro_batch = zero > 1}},
-                               .pipeline_schedule = schedule,
-                               .virtual_stages = is_interleaved ? 2 : 1,
-                               .recompute = {.kind = RecomputeKind::block, .every = 2},
-                               .global_batch_tokens = micro_batches * 4 * 64,
-                               .micro_batch_sequences = 1};
-            const RunPlan whole = plan_run(spec, device_->sizes(), 0);
-            expect_sends(whole, plan_of_messages(spec), 0);
-            expect_sends(whole, plan_of_messages(spec, 64), 64);
-        }
-    }
-}
-
-// The first and the last chunk begin to grow only in deeper models than the short steps that are counted
-// first.
-TEST_F(Plans, WhatAStepSendsIsRightOrNotCounted) {
-    struct Size {
-        std::int64_t layers, channels, micro_batches;
-        int pipeline;
-        std::int64_t every;
-    };
-    for (const auto& [layers, channels, micro_batches, pipeline, every] :
-         {Size{267, 16, 8, 2, 2}, Size{226, 8, 48, 3, 8}, Size{1500, 16, 96, 3, 4}}) {
-        const RunSpec spec{.model = gpt2({layers, 4, channels, 8, 2560, true, false}),
-                           .mesh = {.pipeline = pipeline, .tensor = 2, .sequence_parallel = true},
-                           .pipeline_schedule = PipelineSchedule::interleaved,
-                           .virtual_stages = 2,
-                           .recompute = {.kind = RecomputeKind::block, .every = every},
-                           .global_batch_tokens = micro_batches * 8,
-                           .micro_batch_sequences = 1};
-        const RunPlan whole = plan_run(spec, device_->sizes(), 0);
-        for (const std::int64_t counted_whole : {16, 1 << 12, 1 << 16}) {
-            const auto counted = plan_of_messages(spec, counted_whole);
-            for (std::size_t stage = 0; counted && stage < whole.stages.size(); ++stage) {
-                EXPECT_EQ(counted->stages[stage].sent.tensor, whole.stages[stage].sent.tensor)
-                    << "stage " << stage << ", layers " << layers << ", counted whole " << counted_whole;
+    const std::vector<Size> sizes = {{3, 1, 1, 1},  {3, 2, 1, 1},   {4, 37, 1, 1},  {6, 2, 2, 1},
+                                     {6, 5, 2, 1},  {6, 31, 2, 1},  {8, 12, 4, 2},  {8, 44, 4, 2},
+                                     {9, 57, 3, 3}, {13, 60, 5, 2}, {13, 61, 5, 1}, {12, 4, 4, 3}};
+    for (const auto& [layers, micro_batches, pipeline, virtual_stages] : sizes) {
+        for (const PipelineSchedule schedule : all_pipeline_schedules) {
+            if ((schedule == PipelineSchedule::interleaved) != (virtual_stages > 1)) continue;
+            for (const int zero : {0, 1, 2, 3}) {
+                for (const RecomputeKind kind :
+                     {RecomputeKind::none, RecomputeKind::selective, RecomputeKind::block}) {
+                    const RunSpec spec{.model = gpt2({layers, 2, 32, 16, 256}),
+                                       .dtype = DType::bf16,
+                                       .gradient_dtype = zero == 1 ? DType::bf16 : DType::fp32,
+                                       .mesh = {.pipeline = pipeline,
+                                                .tensor = 2,
+                                                .sequence_parallel = true,
+                                                .sharding = {.stage = zero,
+                                                             .shards = zero == 0 ? 4 : 2,
+                                                             .replicas = zero == 0 ? 1 : 2,
+                                                             .reduces_each_micro_batch = zero > 1}},
+                                       .pipeline_schedule = schedule,
+                                       .virtual_stages = virtual_stages,
+                                       .recompute = {.kind = kind, .every = 2},
+                                       .global_batch_tokens = micro_batches * 4 * 16,
+                                       .micro_batch_sequences = 1};
+                    expect_needs(plan_run(spec, device_->sizes(), 4096),
+                                 needs_of(spec, device_->sizes(), 4096));
+                }
             }
-            EXPECT_TRUE(counted || counted_whole < 1 << 16);
         }
     }
 }
 
-// Very many layers are dealt to the stages, and so are those of the short steps from which the bytes follow.
-TEST_F(Plans, WhatAStepOfDealtLayersSends) {
-    const RunSpec spec{.model = gpt2({8200, 2, 16, 8, 300}),
-                       .mesh = {.pipeline = 16, .tensor = 2},
-                       .recompute = {.kind = RecomputeKind::block, .every = 5},
-                       .global_batch_tokens = std::int64_t{16} * 8,
-                       .micro_batch_sequences = 1};
-    const auto whole = plan_of_messages(spec), from_few = plan_of_messages(spec, 256);
-    ASSERT_TRUE(whole);
-    for (std::size_t stage = 0; from_few && stage < whole->stages.size(); ++stage)
-        EXPECT_EQ(from_few->stages[stage].sent.tensor, whole->stages[stage].sent.tensor) << "stage " << stage;
-}
-
-TEST_F(Plans, WhatAStepSendsIsKnownAtAnySize) {
-    constexpr std::int64_t T = 64, most = std::numeric_limits<std::int64_t>::max();
+// Steps that are too long for a run, and very many layers, which are dealt to the stages.
+TEST_F(Plans, NeedsOfLongSteps) {
     for (const auto& [layers, pipeline, micro_batches] :
-         {std::tuple<std::int64_t, int, std::int64_t>{2000, 100, 1000},
-          {12000, 4, 8},
-          {20000, 1, 8},
-          {most, 2, 1 << 20}}) {
-        RunSpec spec{.model = gpt2({2, 2, 32, T, 256}),
-                     .mesh = {.pipeline = pipeline, .sharding = {.stage = 3, .shards = 2}},
-                     .global_batch_tokens = micro_batches * 2 * T,
-                     .micro_batch_sequences = 1};
-        spec.model.runs[1].count = layers;
-        const auto counted = plan_of_messages(spec);
-        ASSERT_TRUE(counted) << layers;
-        EXPECT_GT(counted->stages.front().sent.inside, 1U << 20);
+         {std::tuple<std::int64_t, int, std::int64_t>{96, 16, 1 << 20}, {8200, 16, 8}}) {
+        const RunSpec spec{.model = gpt2({layers, 2, 32, 64, 256}),
+                           .mesh = {.pipeline = pipeline, .sharding = {.stage = 3, .shards = 1024}},
+                           .global_batch_tokens = micro_batches * 1024 * 64,
+                           .micro_batch_sequences = 1};
+        const RunNeeds needs = needs_of(spec, device_->sizes(), 0);
+        EXPECT_GT(needs.stages.front().sent.inside, 1U << 20);
+        if (micro_batches > 8) EXPECT_THROW(plan_run(spec, device_->sizes(), 0), UserError);
     }
 }
 

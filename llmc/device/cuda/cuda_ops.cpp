@@ -42,7 +42,10 @@ class WaitForEach final : public LaunchObserver {
 }  // namespace
 
 CudaOps::CudaOps(std::string_view gpu, const Chip& chip, CudaStreams& streams, const CudaOptions& options)
-    : GpuSizes(chip), chip_(chip), streams_(streams), products_(streams, kind_of(gpu, chip), options.tf32, options.sync) {
+    : GpuSizes(chip),
+      chip_(chip),
+      streams_(streams),
+      products_(streams, kind_of(gpu, chip), options.tf32, options.sync) {
     if (options.sync) waits_ = std::make_unique<WaitForEach>(streams);
     if (options.attention == AttentionKind::cudnn) cudnn_ = make_cudnn_attention();
 }

@@ -10,10 +10,10 @@
 #include <span>
 #include <string_view>
 
-#include "llmc/device/gpu_sizes.h"
 #include "llmc/device/cuda/gpus.h"
 #include "llmc/device/cuda/launch.h"
 #include "llmc/device/cuda/lt_products.h"
+#include "llmc/device/gpu_sizes.h"
 #include "llmc/device/ops.h"
 
 namespace llmc::cuda {

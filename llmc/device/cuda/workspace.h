@@ -71,15 +71,15 @@ inline constexpr int bias_gradient_warps = 8;  // per block, by default
 constexpr int bias_gradient_resident(int warps) { return 1536 / (warps * warp_threads); }
 // The columns of a block: 16 bytes a lane.
 template <class X>
-inline constexpr int bias_gradient_columns = bias_gradient_lanes * (16 / static_cast<int>(sizeof(X)));
+inline constexpr int bias_gradient_columns = bias_gradient_lanes*(16 / static_cast<int>(sizeof(X)));
 
 // The number of slices of rows: enough to fill the chip, if each thread still has some rows to add.
 template <class X, int warps = bias_gradient_warps>
 constexpr int bias_gradient_slices(const Chip& chip, std::int64_t rows, int columns) {
     constexpr std::int64_t least_rows = 4 * warps * warp_threads / bias_gradient_lanes;
     const int blocks = chip.multiprocessors * bias_gradient_resident(warps);
-    const std::int64_t fill = std::max<std::int64_t>(
-        1, blocks / detail::count_of_tiles(columns, bias_gradient_columns<X>));
+    const std::int64_t fill =
+        std::max<std::int64_t>(1, blocks / detail::count_of_tiles(columns, bias_gradient_columns<X>));
     return static_cast<int>(std::min(fill, detail::count_of_tiles(rows, least_rows)));
 }
 
