@@ -40,6 +40,7 @@
 #include "llmc/comm/launcher.h"
 #include "llmc/data/samples.h"
 #include "llmc/data/training_batches.h"
+#include "llmc/planner/plan_command.h"
 #include "llmc/train/checkpointer.h"
 #include "llmc/train/command_line.h"
 #include "llmc/train/evaluator.h"
@@ -60,6 +61,7 @@ void train(llmc::PreparedRun& run);
 }  // namespace
 
 int main(int argc, char** argv) {
+    if (const std::optional<int> status = llmc::plan_command(argc, argv)) return *status;
     // With --processes N, this process only starts N others and waits for them.
     if (const std::optional<int> status = llmc::launch_processes(argc, argv)) return *status;
     llmc::Session session(argc, argv);  // joins the other ranks

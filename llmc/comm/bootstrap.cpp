@@ -99,14 +99,6 @@ Start how_started(const Variables& variables, bool has_mpi) {
     return start;
 }
 
-namespace {
-
-// The machine and the cores of a rank. Ranks with the same host name are on one machine.
-struct Place {
-    std::array<char, 256> machine{};
-    CoreMask mask;
-};
-
 CoreMask own_mask() {
     CoreMask mask;
     cpu_set_t* set = CPU_ALLOC(mask.size());
@@ -117,6 +109,14 @@ CoreMask own_mask() {
     CPU_FREE(set);
     return mask;
 }
+
+namespace {
+
+// The machine and the cores of a rank. Ranks with the same host name are on one machine.
+struct Place {
+    std::array<char, 256> machine{};
+    CoreMask mask;
+};
 
 Place own_place() {
     Place place;

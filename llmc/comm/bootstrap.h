@@ -53,6 +53,7 @@ Start how_started(const Variables& variables, bool has_mpi);
 
 // The cores that a process may run on, by number.
 using CoreMask = std::bitset<8192>;
+CoreMask own_mask();  // of this process
 
 // The number of cores that `rank` may count as its own, at least 1. `masks` has the masks of all ranks on its
 // machine. A core that several ranks may use is divided equally among them.

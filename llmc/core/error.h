@@ -7,6 +7,7 @@
 
 #include <fmt/core.h>
 
+#include <cstdint>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -31,6 +32,26 @@ class MissingFile : public UserError {
 template <class... Args>
 [[noreturn]] void user_error(fmt::format_string<Args...> format, Args&&... args) {
     throw UserError(fmt::format(format, std::forward<Args>(args)...));
+}
+
+// A rule that no run may break, as the division of heads among ranks: what it is about, the value that breaks it
+// and the nearest limit, both counts, and the options that mend it ("--tensor-parallel 4"; empty if none is known).
+struct Rule {
+    std::string rule;
+    std::int64_t value = 0, limit = 0;
+    std::string change;
+};
+
+// The mistake that the options break a rule. A run ends with its line; a plan explains it.
+class BrokenRule : public UserError {
+  public:
+    BrokenRule(Rule broken, const std::string& line) : UserError(line), rule(std::move(broken)) {}
+    Rule rule;
+};
+
+template <class... Args>
+[[noreturn]] void refuse(Rule broken, fmt::format_string<Args...> format, Args&&... args) {
+    throw BrokenRule(std::move(broken), fmt::format(format, std::forward<Args>(args)...));
 }
 
 // Returns what `f` returns. If it throws a UserError, the message gets the option as a prefix: "--init:

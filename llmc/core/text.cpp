@@ -6,8 +6,10 @@
 #include <array>
 #include <cctype>
 #include <cmath>
+#include <initializer_list>
 #include <numeric>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 namespace llmc {
@@ -48,6 +50,40 @@ std::string human_seconds(double seconds) {
 
 std::string plural(std::int64_t count, std::string_view singular, std::string_view ending) {
     return fmt::format("{} {}{}", grouped(count), singular, count == 1 ? "" : ending);
+}
+
+namespace {
+
+// A number and the unit behind it, which has one of the names in `units`, or none.
+std::optional<double> with_unit(std::string_view text,
+                                std::initializer_list<std::pair<std::string_view, double>> units) {
+    double number{};
+    const char* const end = text.data() + text.size();
+    const auto [rest, error] = std::from_chars(text.data(), end, number);
+    if (error != std::errc()) return std::nullopt;
+    const std::string_view unit = text.substr(static_cast<std::size_t>(rest - text.data()));
+    if (unit.empty()) return number;
+    for (const auto& [name, size] : units)
+        if (unit == name) return number * size;
+    return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<double> parse_count(std::string_view text) {
+    return with_unit(text, {{"k", 1e3}, {"K", 1e3}, {"M", 1e6}, {"B", 1e9}, {"T", 1e12}});
+}
+
+std::optional<double> parse_bytes(std::string_view text) {
+    return with_unit(text, {{"B", 1},
+                            {"KB", 1e3},
+                            {"MB", 1e6},
+                            {"GB", 1e9},
+                            {"TB", 1e12},
+                            {"KiB", 0x1p10},
+                            {"MiB", 0x1p20},
+                            {"GiB", 0x1p30},
+                            {"TiB", 0x1p40}});
 }
 
 namespace {

@@ -39,6 +39,11 @@ std::optional<T> whole_number(std::string_view text) {
     return error == std::errc() && rest == end ? std::optional(number) : std::nullopt;
 }
 
+// "70B", "15.6T", "124M", "8k" or "7e9": a count, of which T, B, M and k are 1e12, 1e9, 1e6 and 1e3.
+std::optional<double> parse_count(std::string_view text);
+// "24GiB", "512GB", "80e9": bytes. GB is 1e9, GiB 2^30; so are KB, MB, TB, KiB, MiB and TiB.
+std::optional<double> parse_bytes(std::string_view text);
+
 // The name that a user who wrote `given` probably meant; empty if none is similar. The first choice is the
 // name that equals the initials of `given` ("lr" if the user wrote "learning-rate"). Then comes the shortest
 // name that begins with `given`, then the shortest that contains it. Otherwise it is the name with the fewest

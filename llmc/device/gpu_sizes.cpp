@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "llmc/core/dtype.h"
 #include "llmc/core/error.h"
 #include "llmc/device/cuda/workspace.h"
 
@@ -11,7 +12,8 @@ namespace llmc::cuda {
 void GpuSizes::require_sizes(const WorkspaceRequest& request) const {
     const std::int64_t C = request.channels, head_size = request.size_of_head();
     if (head_size % 8 != 0 || head_size > 128) {
-        user_error(
+        refuse(
+            {"heads of a multiple of 8 elements up to 128", head_size, 128, ""},
             "attention on GPUs needs heads of a multiple of 8 elements up to 128, but these have {}; change "
             "--channels or --heads, or give --head-size if the model has that option",
             head_size);
@@ -20,21 +22,26 @@ void GpuSizes::require_sizes(const WorkspaceRequest& request) const {
     const std::int64_t most_bytes = request.layernorm_channels > 0 ? 24 << 10 : 32 << 10;
     const std::int64_t most = most_bytes / static_cast<std::int64_t>(size_of(request.dtype));
     if (C > most) {
-        user_error("--channels {} is out of range for the GPU's kernels in {}; give at most {}", C,
-                   name_of(request.dtype), most);
+        refuse({"the channels of a row in a block's registers", C, most, fmt::format("--channels {}", most)},
+               "--channels {} is out of range for the GPU's kernels in {}; give at most {}", C,
+               name_of(request.dtype), most);
     }
     // The embedding's backward pass counts the tokens of a class in shared memory; there are 2^7 classes
     // (encoder.cuh).
     const auto most_tokens = static_cast<std::int64_t>((chip_.shared_bytes_per_block - 2048) / sizeof(int))
                              << 7;
     if (request.vocabulary > most_tokens) {
-        user_error("--vocab-size {} is out of range for this GPU; give at most {}", request.vocabulary,
-                   most_tokens);
+        refuse({"the vocabulary of the embedding's backward pass", request.vocabulary, most_tokens,
+                fmt::format("--vocab-size {}", most_tokens)},
+               "--vocab-size {} is out of range for this GPU; give at most {}", request.vocabulary,
+               most_tokens);
     }
     constexpr std::int64_t most_heads = 65535;
     if (request.batch > most_heads || request.heads > most_heads) {
-        user_error("--micro-batch-size {} or --heads {} is out of range; give at most {}", request.batch,
-                   request.heads, most_heads);
+        refuse({"blocks of attention", std::max(request.batch, request.heads), most_heads,
+                request.batch > most_heads ? "--micro-batch-size 1" : ""},
+               "--micro-batch-size {} or --heads {} is out of range; give at most {}", request.batch,
+               request.heads, most_heads);
     }
 }
 

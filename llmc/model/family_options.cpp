@@ -69,15 +69,16 @@ void check_divides(const char* divisor, const char* size, const ModelChoices& ch
     if (whole == below) return;
     if (below > 0) {
         const std::int64_t above = saturated_sum(below, parts);
-        user_error("--{} {} does not divide --{} {}; try --{} {}{}", divisor, parts, size, whole, size, below,
+        refuse({fmt::format("{} divide {}", divisor, size), parts, whole, fmt::format("--{} {}", size, below)},
+               "--{} {} does not divide --{} {}; try --{} {}{}", divisor, parts, size, whole, size, below,
                    above % parts == 0 ? fmt::format(" or {}", above) : "");
     }
     // The smallest quotient to suggest, such as a head size.
     constexpr std::int64_t smallest_part = 16;
     std::int64_t most = std::max<std::int64_t>(1, whole / smallest_part);
     while (whole % most != 0) --most;
-    user_error("--{} {} is more than --{} {}; give a divisor of that, such as {}", divisor, parts, size,
-               whole, most);
+    refuse({fmt::format("{} divide {}", divisor, size), parts, whole, fmt::format("--{} {}", divisor, most)},
+           "--{} {} is more than --{} {}; give a divisor of that, such as {}", divisor, parts, size, whole, most);
 }
 
 HeadSizes head_sizes(const ModelChoices& choices) {
@@ -88,8 +89,8 @@ HeadSizes head_sizes(const ModelChoices& choices) {
     if (!has("head-size")) check_divides("heads", "channels", choices);
     const std::int64_t D = has("head-size") ? choices.size("head-size") : choices.size("channels") / H;
     if (K > H || H % K != 0)
-        user_error("--kv-heads {} does not divide --heads {}; give a divisor, or 0 for as many as heads", K,
-                   H);
+        refuse({"heads of keys divide heads", K, H, "--kv-heads 0"},
+               "--kv-heads {} does not divide --heads {}; give a divisor, or 0 for as many as heads", K, H);
     if (D % 2 != 0)
         user_error("heads of {} elements have no pairs to rotate; give {}", D,
                    has("head-size") ? fmt::format("--head-size {}", D + 1)

@@ -146,6 +146,12 @@ std::string advice_on(const MeshSizes& sizes, Size size, const Limits& model) {
     return text;
 }
 
+// The nearest mesh, without the leading space.
+std::string nearest_options(const MeshSizes& sizes, const Limits& model) {
+    const std::string text = nearest_text(sizes, model);
+    return text.substr(text.empty() ? 0 : 1);
+}
+
 [[noreturn]] void refuse_few(const MeshSizes& sizes, const Limits& model) {
     const std::int64_t there = *sizes.processes, needed = sizes.pipeline * sizes.tensor;
     const std::string what =
@@ -155,9 +161,10 @@ std::string advice_on(const MeshSizes& sizes, Size size, const Limits& model) {
             ? fmt::format("--tensor-parallel {0} needs at least {0} processes", sizes.tensor)
             : fmt::format("--pipeline-parallel {} x --tensor-parallel {} needs at least {} processes",
                           sizes.pipeline, sizes.tensor, needed);
-    user_error("{}; {} running; start {} (--processes {}), or try{}", what,
-               there == 1 ? "1 is" : fmt::format("{} are", there), needed, needed,
-               nearest_text(sizes, model));
+    refuse({"a process for each tensor-parallel rank of each stage", there, needed,
+            fmt::format("--processes {}", needed)},
+           "{}; {} running; start {} (--processes {}), or try{}", what,
+           there == 1 ? "1 is" : fmt::format("{} are", there), needed, needed, nearest_text(sizes, model));
 }
 
 std::string counted_processes(std::int64_t n) { return fmt::format("{} process{}", n, n == 1 ? "" : "es"); }
@@ -171,31 +178,38 @@ void check_mesh_sizes(const MeshSizes& sizes, const Model& whole_model) {
     const std::int64_t P = sizes.pipeline, R = sizes.tensor;
     const auto advice = [&](Size size) { return advice_on(sizes, size, model); };
     if (P > 1 && P > model.layers) {
-        user_error("--pipeline-parallel {} needs a layer for each stage, but --layers is {}; {}", P,
-                   model.layers,
-                   sizes.processes ? advice(&MeshSizes::pipeline)
-                                   : fmt::format("give at most {} stages", model.layers));
+        refuse({"a layer for each pipeline stage", P, model.layers, nearest_options(sizes, model)},
+               "--pipeline-parallel {} needs a layer for each stage, but --layers is {}; {}", P, model.layers,
+               sizes.processes ? advice(&MeshSizes::pipeline)
+                               : fmt::format("give at most {} stages", model.layers));
     }
     for (const Piece& of : model.shared) {
         if (!of.suits(R))
-            user_error("--tensor-parallel {} does not divide the {} {}{}; {}", R, of.count, of.what,
-                       of.may_repeat ? ", nor is it a multiple" : "", advice(&MeshSizes::tensor));
+            refuse({fmt::format("tensor-parallel ranks divide the {}", of.what), R, of.count,
+                    nearest_options(sizes, model)},
+                   "--tensor-parallel {} does not divide the {} {}{}; {}", R, of.count, of.what,
+                   of.may_repeat ? ", nor is it a multiple" : "", advice(&MeshSizes::tensor));
     }
     if (sizes.sequence_parallel && model.sequence_length % R != 0) {
         const std::int64_t below = model.sequence_length / R * R;
-        user_error("--sequence-parallel: --tensor-parallel {} does not divide --seq-len {}; try {}{}", R,
-                   model.sequence_length, below > 0 ? fmt::format("{} or ", below) : "", below + R);
+        refuse({"tensor-parallel ranks divide the tokens of a sequence", R, model.sequence_length,
+                fmt::format("--seq-len {}", below > 0 ? below : R)},
+               "--sequence-parallel: --tensor-parallel {} does not divide --seq-len {}; try {}{}", R,
+               model.sequence_length, below > 0 ? fmt::format("{} or ", below) : "", below + R);
     }
     if (!sizes.processes) return;
     if (*sizes.processes < P * R) refuse_few(sizes, model);
     if (*sizes.processes % P != 0) {
-        user_error("--pipeline-parallel {} does not divide the {}; {}", P,
-                   counted_processes(*sizes.processes), advice(&MeshSizes::pipeline));
+        refuse({"pipeline stages divide the processes", P, *sizes.processes, nearest_options(sizes, model)},
+               "--pipeline-parallel {} does not divide the {}; {}", P, counted_processes(*sizes.processes),
+               advice(&MeshSizes::pipeline));
     }
     if (*sizes.processes / P % R != 0) {
-        user_error("--tensor-parallel {} does not divide the {}{}; {}", R,
-                   counted_processes(*sizes.processes / P), P > 1 ? " of each stage" : "",
-                   advice(&MeshSizes::tensor));
+        refuse({"tensor-parallel ranks divide the processes of a stage", R, *sizes.processes / P,
+                nearest_options(sizes, model)},
+               "--tensor-parallel {} does not divide the {}{}; {}", R,
+               counted_processes(*sizes.processes / P), P > 1 ? " of each stage" : "",
+               advice(&MeshSizes::tensor));
     }
 }
 

@@ -115,32 +115,6 @@ void require_possible(const RunSpec& spec) {
                against_the_machine(spec.machine), blame.option);
 }
 
-void refuse_memory(const RunNeeds& run, const RunNeeds& smaller, const std::string& other) {
-    const MachineMemory& machine = run.spec.machine;
-    const bool would_fit = fits(machine, smaller.largest_memory());
-    const RunNeeds& shown = would_fit ? run : smaller;
-    const Blame blame = blame_for(smaller.spec);
-    std::string name = blame.setting, advice = "give a smaller " + blame.option;
-    if (would_fit) {
-        name = fmt::format("--micro-batch-size {}", run.micro_batch);
-        advice = fmt::format("--micro-batch-size {} would fit", smaller.micro_batch);
-    }
-    if (!other.empty()) advice += fmt::format("; {} would fit", other);
-    const ArenaSizes& memory = shown.stages[static_cast<std::size_t>(shown.fullest_stage())].memory;
-    user_error(
-        "{}: {} parameters and a micro-batch of {} need {} of memory (the largest arenas are {}){}; {}", name,
-        human_count(parameters_about(run.spec.model)), plural(shown.micro_batch, "sequence"),
-        human_bytes(memory.total_bytes()), largest_arenas(memory), against_the_machine(machine), advice);
-}
-
-std::string lack_of_memory(const RunNeeds& run, const std::string& other) {
-    const MachineMemory& machine = run.spec.machine;
-    return fmt::format(
-        "does not fit here: needs {}{}, {} free{}", human_bytes(run.largest_memory()),
-        machine.processes > 1 ? fmt::format(" in each of {} processes", machine.processes) : "",
-        human_bytes(available(machine)), other.empty() ? "" : "; " + other + " would fit");
-}
-
 namespace {
 
 std::optional<std::int64_t> smaller_micro_batch(const RunSpec& spec, std::int64_t micro_batch) {
@@ -178,9 +152,9 @@ std::optional<int> stage_that_fits(RunSpec spec, const FindNeeds& find, std::int
     return std::nullopt;
 }
 
-// Tries 2 to 16 times as many GPUs, if the batch can be divided among them: "4 GPUs and --zero-stage 3".
-// Empty if none of these fit.
-std::string gpus_that_fit(const RunSpec& spec, const FindNeeds& find, std::int64_t micro_batch) {
+// Tries 2 to 16 times as many GPUs, if the batch can be divided among them, and writes their number. Empty if none of
+// these fit.
+std::string gpus_that_fit(const RunSpec& spec, const FindNeeds& find, std::int64_t micro_batch, int& gpus) {
     constexpr int most_times = 16;
     if (!spec.machine.more_processes_bring_more || !spec.trains) return "";
     for (int times = 2; times <= most_times; times *= 2) {
@@ -192,14 +166,15 @@ std::string gpus_that_fit(const RunSpec& spec, const FindNeeds& find, std::int64
         std::optional<int> stage;
         if (wider.mesh.sharding.stage > 0 && would_fit(wider, find, first)) stage = wider.mesh.sharding.stage;
         if (!stage) stage = stage_that_fits(wider, find, first);
-        if (stage) return fmt::format("{} GPUs and --zero-stage {}", wider.mesh.world(), *stage);
+        if (!stage) continue;
+        gpus = wider.mesh.world();
+        return fmt::format("--zero-stage {}", *stage);
     }
     return "";
 }
 
-}  // namespace
-
-std::string what_would_fit(const RunSpec& spec, const FindNeeds& find, std::int64_t micro_batch) {
+std::string options_that_fit(const RunSpec& spec, const FindNeeds& find, std::int64_t micro_batch,
+                             int& gpus) {
     constexpr Recompute all{.kind = RecomputeKind::block};
     RunSpec recomputing = spec;
     recomputing.recompute = all;
@@ -212,7 +187,7 @@ std::string what_would_fit(const RunSpec& spec, const FindNeeds& find, std::int6
         std::string options = options_for(spec);
         if (!options.empty() || recomputes_all) return options;
         options = options_for(recomputing);
-        return options.empty() ? options : fmt::format("{} with {}", recompute, options);
+        return options.empty() ? options : fmt::format("{} {}", recompute, options);
     };
     if (!recomputes_all && would_do(recomputing)) return recompute;
     std::string options = with_either([&](const RunSpec& run) {
@@ -227,7 +202,57 @@ std::string what_would_fit(const RunSpec& spec, const FindNeeds& find, std::int6
         return would_do(run) ? std::string("--gradient-dtype bf16") : std::string();
     });
     if (!options.empty()) return options;
-    return with_either([&](const RunSpec& run) { return gpus_that_fit(run, find, micro_batch); });
+    return with_either([&](const RunSpec& run) { return gpus_that_fit(run, find, micro_batch, gpus); });
+}
+
+// "--micro-batch-size 2 would fit; "
+std::string advice_of(const Remedy& remedy) {
+    if (remedy.is_enough) return remedy.as_options() + " would fit";
+    if (remedy.options.empty()) return "";
+    return fmt::format("{}{} would fit", remedy.gpus > 0 ? fmt::format("{} GPUs and ", remedy.gpus) : "",
+                       remedy.options);
+}
+
+}  // namespace
+
+std::string Remedy::as_options() const {
+    if (is_enough) return fmt::format("--micro-batch-size {}", smaller.micro_batch);
+    return gpus > 0 ? fmt::format("--processes {} {}", gpus, options) : options;
+}
+
+Remedy remedy_of(const RunNeeds& run, const FindNeeds& find) {
+    RunSpec any = run.spec;
+    any.micro_batch_sequences = 0;
+    Remedy remedy{.smaller = needs_that_fit(any, find, run.micro_batch)};
+    remedy.is_enough = fits(any.machine, remedy.smaller.largest_memory());
+    if (!remedy.is_enough) remedy.options = options_that_fit(any, find, run.micro_batch, remedy.gpus);
+    return remedy;
+}
+
+void refuse_memory(const RunNeeds& run, const Remedy& remedy) {
+    const RunNeeds& shown = remedy.is_enough ? run : remedy.smaller;
+    const Blame blame = blame_for(remedy.smaller.spec);
+    const std::string name =
+        remedy.is_enough ? fmt::format("--micro-batch-size {}", run.micro_batch) : blame.setting;
+    const std::string more = advice_of(remedy);
+    const std::string advice =
+        remedy.is_enough ? more
+                         : fmt::format("give a smaller {}{}{}", blame.option, more.empty() ? "" : "; ", more);
+    const ArenaSizes& memory = shown.stages[static_cast<std::size_t>(shown.fullest_stage())].memory;
+    user_error(
+        "{}: {} parameters and a micro-batch of {} need {} of memory (the largest arenas are {}){}; {}", name,
+        human_count(parameters_about(run.spec.model)), plural(shown.micro_batch, "sequence"),
+        human_bytes(memory.total_bytes()), largest_arenas(memory), against_the_machine(run.spec.machine),
+        advice);
+}
+
+std::string lack_of_memory(const RunNeeds& run, const Remedy& remedy) {
+    const MachineMemory& machine = run.spec.machine;
+    const std::string advice = remedy.is_enough ? "" : advice_of(remedy);
+    return fmt::format(
+        "does not fit here: needs {}{}, {} free{}{}", human_bytes(run.largest_memory()),
+        machine.processes > 1 ? fmt::format(" in each of {} processes", machine.processes) : "",
+        human_bytes(available(machine)), advice.empty() ? "" : "; ", advice);
 }
 
 }  // namespace llmc

@@ -1,4 +1,5 @@
-// Checks whether a run fits the machine's memory, and writes the error message if it does not.
+// Checks whether a run fits the machine's memory, and finds what would make it fit: the micro-batch size, which is
+// chosen here if the user gave none, and options that the error message suggests.
 #pragma once
 
 #include <cstddef>
@@ -17,17 +18,6 @@ bool fits(const MachineMemory& machine, std::size_t bytes);
 // machine's.
 void require_possible(const RunSpec& spec);
 
-// Throws the UserError for a run that does not fit. `smaller` has the largest micro-batch that fits, or the
-// smallest possible one if none fits. Then `other` names options with which the run would fit; empty if there
-// are none.
-[[noreturn]] void refuse_memory(const RunNeeds& run, const RunNeeds& smaller, const std::string& other);
-
-// "does not fit here: needs 28.1 GiB, 22.4 GiB free; --recompute block would fit"; `other` as above.
-std::string lack_of_memory(const RunNeeds& run, const std::string& other);
-
-// ---- changes that make a run fit: the micro-batch size, which is chosen here if the user gave none, and
-// options that the error message suggests
-
 // The needs of a run with micro-batches of `micro_batch` sequences, whatever memory it takes.
 using FindNeeds = std::function<RunNeeds(const RunSpec& spec, std::int64_t micro_batch)>;
 
@@ -35,8 +25,24 @@ using FindNeeds = std::function<RunNeeds(const RunSpec& spec, std::int64_t micro
 // fit, those with the smallest.
 RunNeeds needs_that_fit(const RunSpec& spec, const FindNeeds& find, std::int64_t micro_batch);
 
-// The options with which the run would fit, the cheapest first: recompute, then ZeRO, then both; gradients in
-// bf16; more GPUs. Empty if none would do.
-std::string what_would_fit(const RunSpec& spec, const FindNeeds& find, std::int64_t micro_batch);
+// What would make a run fit.
+struct Remedy {
+    RunNeeds smaller;  // with the largest micro-batch that fits, or the smallest possible one if none fits
+    bool is_enough = false;  // whether `smaller` fits
+    // Otherwise options with which the run would fit, the cheapest first: recompute, then ZeRO, then both; gradients
+    // in bf16; `gpus` in all. Empty if none would do.
+    std::string options{};
+    int gpus = 0;  // 0: as many as there are
+
+    // "--micro-batch-size 2", or the options, with --processes for more GPUs.
+    std::string as_options() const;
+};
+Remedy remedy_of(const RunNeeds& run, const FindNeeds& find);
+
+// Throws the UserError for a run that does not fit.
+[[noreturn]] void refuse_memory(const RunNeeds& run, const Remedy& remedy);
+
+// "does not fit here: needs 28.1 GiB, 22.4 GiB free; --recompute block would fit"
+std::string lack_of_memory(const RunNeeds& run, const Remedy& remedy);
 
 }  // namespace llmc

@@ -15,6 +15,10 @@ namespace {
 constexpr std::int64_t largest_micro_batch = 1 << 14;
 constexpr std::int64_t most_block_passes = 1 << 18;  // micro-batches times layers
 
+// The positive multiple nearest to `value`, rounded down if there is one.
+std::int64_t multiple_near(std::int64_t value, std::int64_t multiple) {
+    return std::max<std::int64_t>(1, value / multiple) * multiple;
+}
 // The positive multiples nearest to `value`, as "1024 or 1536".
 std::string multiples_near(std::int64_t value, std::int64_t multiple) {
     const std::int64_t below = value / multiple * multiple;
@@ -30,11 +34,13 @@ void check_global_batch(const RunSpec& spec) {
                    T * ranks, std::int64_t{1} << 40);
     }
     if (spec.global_batch_tokens % (T * ranks) != 0) {
-        user_error(
-            "--global-batch-tokens {} is not a multiple of {} ({} tokens per sequence x {} data-parallel "
-            "process{}); try {}",
-            spec.global_batch_tokens, T * ranks, T, ranks, ranks == 1 ? "" : "es",
-            multiples_near(spec.global_batch_tokens, T * ranks));
+        refuse({"data-parallel ranks divide the sequences of the global batch", spec.global_batch_tokens / T,
+                ranks,
+                fmt::format("--global-batch-tokens {}", multiple_near(spec.global_batch_tokens, T * ranks))},
+               "--global-batch-tokens {} is not a multiple of {} ({} tokens per sequence x {} data-parallel "
+               "process{}); try {}",
+               spec.global_batch_tokens, T * ranks, T, ranks, ranks == 1 ? "" : "es",
+               multiples_near(spec.global_batch_tokens, T * ranks));
     }
 }
 
@@ -53,20 +59,23 @@ std::int64_t best_micro_batch(const RunSpec& spec, std::int64_t limit) {
 void check_groups(const RunSpec& spec, std::int64_t micro_batch) {
     const std::int64_t sequences = spec.rank_sequences(), stages = spec.mesh.pipeline;
     if (spec.virtual_stages == 1 || sequences / micro_batch % stages == 0) return;
-    const auto refuse = [&](const std::string& why, const std::string& advice) {
-        user_error(
+    const auto refuse_number = [&](const std::string& why, const std::string& advice) {
+        refuse(
+            {"the stages of an interleaved schedule divide the micro-batches", sequences / micro_batch,
+             stages, advice},
             "--pipeline-schedule interleaved needs a multiple of --pipeline-parallel {} micro-batches, but "
             "{}; try {}, or --pipeline-schedule 1f1b --virtual-stages 1",
             stages, why, advice);
     };
     if (sequences % stages == 0) {
-        refuse(fmt::format("--micro-batch-size {} makes {} per step", micro_batch, sequences / micro_batch),
-               fmt::format("--micro-batch-size {}", best_micro_batch(spec, micro_batch)));
+        refuse_number(
+            fmt::format("--micro-batch-size {} makes {} per step", micro_batch, sequences / micro_batch),
+            fmt::format("--micro-batch-size {}", best_micro_batch(spec, micro_batch)));
     }
     const std::int64_t group = spec.model.sequence_length * spec.mesh.data_ranks() * stages;
-    refuse(fmt::format("--global-batch-tokens {} makes at most {} per step", spec.global_batch_tokens,
-                       sequences),
-           fmt::format("--global-batch-tokens {}", multiples_near(spec.global_batch_tokens, group)));
+    refuse_number(fmt::format("--global-batch-tokens {} makes at most {} per step", spec.global_batch_tokens,
+                              sequences),
+                  fmt::format("--global-batch-tokens {}", multiple_near(spec.global_batch_tokens, group)));
 }
 
 std::int64_t choose_micro_batch(const RunSpec& spec) {
@@ -79,7 +88,9 @@ std::int64_t choose_micro_batch(const RunSpec& spec) {
             spec, std::max<std::int64_t>(1, spec.default_micro_batch_tokens / spec.model.sequence_length));
     }
     if (sequences % given != 0) {
-        user_error(
+        refuse(
+            {"the micro-batch divides the sequences of a rank", given, sequences,
+             fmt::format("--micro-batch-size {}", largest_divisor(sequences, given))},
             "--micro-batch-size {} does not divide the {} sequence{} of each process (--global-batch-tokens "
             "{}); try --micro-batch-size {}",
             given, sequences, sequences == 1 ? "" : "s", spec.global_batch_tokens,
@@ -94,18 +105,34 @@ std::int64_t most_micro_batches(const RunSpec& spec) {
 
 void check_layers(const RunSpec& spec, std::int64_t micro_batches) {
     if (micro_batches > most_micro_batches(spec))
-        user_error("--layers {} is out of range; give 1 to {}", spec.model.layers(),
-                   most_block_passes / micro_batches);
+        refuse({"passes of a step", saturated_product(spec.model.layers(), micro_batches), most_block_passes,
+                fmt::format("--layers {}", most_block_passes / micro_batches)},
+               "--layers {} is out of range; give 1 to {}", spec.model.layers(),
+               most_block_passes / micro_batches);
 }
+
+namespace {
+
+// The smallest micro-batch that makes no more micro-batches than a step may have.
+std::int64_t smallest_micro_batch(const RunSpec& spec) {
+    const std::int64_t sequences = spec.rank_sequences();
+    for (std::int64_t size = 1; size < sequences; ++size) {
+        if (sequences % size == 0 && sequences / size <= most_micro_batches(spec)) return size;
+    }
+    return sequences;
+}
+
+}  // namespace
 
 void check_micro_batches(const RunSpec& spec, std::int64_t micro_batch) {
     const std::int64_t most = most_micro_batches(spec), micro_batches = spec.rank_sequences() / micro_batch;
     check_layers(spec, 1);
     if (micro_batches > most) {
-        user_error(
-            "--global-batch-tokens {} makes {} micro-batches per step, but {} is the most for {} layers; "
-            "try a larger --micro-batch-size, more processes or fewer tokens",
-            spec.global_batch_tokens, micro_batches, most, spec.model.layers());
+        refuse({"passes of a step", saturated_product(spec.model.layers(), micro_batches), most_block_passes,
+                fmt::format("--micro-batch-size {}", smallest_micro_batch(spec))},
+               "--global-batch-tokens {} makes {} micro-batches per step, but {} is the most for {} layers; "
+               "try a larger --micro-batch-size, more processes or fewer tokens",
+               spec.global_batch_tokens, micro_batches, most, spec.model.layers());
     }
 }
 

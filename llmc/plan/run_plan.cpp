@@ -170,16 +170,16 @@ int RunNeeds::fullest_stage() const {
 
 namespace {
 
-// The needs of a stage in a step of `micro_batches`.
-StageNeeds needs_of_stage(const RunPlan& all, int stage, std::int64_t micro_batches, const DeviceSizes& sizes,
-                          std::size_t staging_bytes) {
+// The plan of a stage for a step of `micro_batches`.
+RunPlan plan_of_stage(const RunPlan& all, int stage, std::int64_t micro_batches, const DeviceSizes& sizes,
+                      std::size_t staging_bytes) {
     RunPlan plan = all;
     plan.spec.mesh.rank = all.spec.mesh.rank_of(stage, 0, 0);
     plan.micro_batches = micro_batches;
     plan.pipeline.micro_batches = static_cast<int>(micro_batches);
     build_lists(plan);
     lay_out_memory(plan, sizes, staging_bytes);
-    return {plan.memory.sizes(), plan.sent};
+    return plan;
 }
 
 // The value after `times` more of the steps from `first` to `second`. Sizes may be absurd, so it is saturated.
@@ -200,27 +200,40 @@ StageNeeds extrapolated(const StageNeeds& first, const StageNeeds& second, std::
     return needs;
 }
 
+// Micro-batches after which a schedule repeats itself, and how many it repeats.
+struct ShortStep {
+    explicit ShortStep(const RunSpec& spec)
+        : group(spec.virtual_stages > 1 ? spec.mesh.pipeline : 1), few(2 * spec.mesh.pipeline + 2 * group) {}
+    std::int64_t group, few;
+};
+
 }  // namespace
 
 // In every schedule, a group of micro-batches adds as much as the group before it once all stages are busy: bytes
 // that are sent, and with GPipe activations.
 RunNeeds needs_of(const RunSpec& spec, const DeviceSizes& sizes, std::size_t staging_bytes,
                   std::int64_t micro_batch) {
-    const std::int64_t stages = spec.mesh.pipeline, group = spec.virtual_stages > 1 ? stages : 1;
-    const std::int64_t few = 2 * stages + 2 * group;
+    const auto [group, few] = ShortStep(spec);
     check_layers(spec, std::min(spec.rank_sequences() / micro_batch, few + group));
     const RunPlan all = plan_of_whole_pipeline(spec, micro_batch);
     sizes.require_sizes(workspace_request(spec.model, all.lists->kinds.front().sizes));
     const std::int64_t more = (all.micro_batches - few) / group;
     RunNeeds needs{spec, micro_batch, {}};
     for (int stage = 0; stage < spec.mesh.pipeline; ++stage) {
-        const auto of = [&](std::int64_t micro_batches) {
-            return needs_of_stage(all, stage, micro_batches, sizes, staging_bytes);
+        const auto of = [&](std::int64_t micro_batches) -> StageNeeds {
+            const RunPlan plan = plan_of_stage(all, stage, micro_batches, sizes, staging_bytes);
+            return {plan.memory.sizes(), plan.sent};
         };
         needs.stages.push_back(more > 1 ? extrapolated(of(few), of(few + group), more)
                                         : of(all.micro_batches));
     }
     return needs;
+}
+
+RunPlan short_plan(const RunNeeds& needs, int stage, const DeviceSizes& sizes, std::size_t staging_bytes) {
+    const RunPlan all = plan_of_whole_pipeline(needs.spec, needs.micro_batch);
+    return plan_of_stage(all, stage, std::min(all.micro_batches, ShortStep(needs.spec).few), sizes,
+                         staging_bytes);
 }
 
 RunNeeds needs_of(const RunSpec& spec, const DeviceSizes& sizes, std::size_t staging_bytes) {
@@ -243,14 +256,9 @@ RunPlan plan_run(const RunSpec& spec, const DeviceSizes& sizes, std::size_t stag
         const FindNeeds find = [&](const RunSpec& other, std::int64_t sequences) {
             return needs_of(other, sizes, staging_bytes, sequences);
         };
-        RunSpec any = spec;
-        any.micro_batch_sequences = 0;
-        const RunNeeds smaller = needs_that_fit(any, find, needs.micro_batch);
-        std::string other;
-        if (!fits(spec.machine, smaller.largest_memory()))
-            other = what_would_fit(any, find, needs.micro_batch);
-        if (!spec.may_exceed_machine) refuse_memory(needs, smaller, other);
-        lack = lack_of_memory(needs, other);
+        const Remedy remedy = remedy_of(needs, find);
+        if (!spec.may_exceed_machine) refuse_memory(needs, remedy);
+        lack = lack_of_memory(needs, remedy);
     }
     RunPlan plan = plan_with(spec, sizes, staging_bytes, needs.micro_batch);
     plan.lack = std::move(lack);

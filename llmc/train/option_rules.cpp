@@ -260,8 +260,11 @@ void check_shard_size(std::int64_t size, int processes, bool are_all) {
     for (int d = 1; d <= processes; ++d) {
         if (processes % d == 0) divisors.push_back(d);
     }
-    user_error("--zero-shard-size {} does not divide the {} {}process{}; try {}", size, processes,
-               are_all ? "" : "data-parallel ", processes == 1 ? "" : "es", fmt::join(divisors, ", "));
+    const int nearest = *std::ranges::min_element(divisors, {}, [&](int d) { return std::abs(d - size); });
+    refuse({"the sharding group divides the data-parallel ranks", size, processes,
+            fmt::format("--zero-shard-size {}", nearest)},
+           "--zero-shard-size {} does not divide the {} {}process{}; try {}", size, processes,
+           are_all ? "" : "data-parallel ", processes == 1 ? "" : "es", fmt::join(divisors, ", "));
 }
 
 // `processes` is the number of data-parallel ranks.

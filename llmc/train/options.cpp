@@ -17,6 +17,7 @@
 #include "llmc/core/error.h"
 #include "llmc/core/text.h"
 #include "llmc/core/version.h"
+#include "llmc/planner/plan_options.h"
 #include "llmc/train/config_file.h"
 #include "llmc/train/generate.h"
 #include "llmc/train/resume.h"
@@ -27,20 +28,24 @@ namespace llmc {
 
 namespace {
 
-// No option has been removed since 0.1. An entry looks like {"old-name", "0.2", "--new-name"}.
-constexpr std::array<RemovedOption, 0> all_removed_options{};
-
 // The description column of --help, and its width.
 constexpr int help_column = 36;
 constexpr std::size_t help_width = 100 - help_column;
+
+}  // namespace
 
 std::string as_help(std::string_view text) {
     return fmt::format("{}", fmt::join(wrapped(text, help_width), "\n"));
 }
 
+namespace {
+
+// No option has been removed since 0.1. An entry looks like {"old-name", "0.2", "--new-name"}.
+constexpr std::array<RemovedOption, 0> all_removed_options{};
+
 // The help of a setting with its default. A switch that is off by default needs no such note.
 template <class T>
-std::string as_help(const Help& help, const T& value) {
+std::string help_of(const Help& help, const T& value) {
     if (is_unset(value)) return as_help(help.text);
     if constexpr (std::is_same_v<T, bool>) {
         if (!value) return as_help(help.text);
@@ -62,7 +67,7 @@ void add_settings(CLI::App& app, Options& options) {
             const bool has_many = choices.size() > 8;
             std::string described = help.text;
             if (has_many) described += fmt::format(": {}", fmt::join(choices, ", "));
-            const std::string text = as_help(Help{described.c_str(), help.value}, value);
+            const std::string text = help_of(Help{described.c_str(), help.value}, value);
             CLI::Option* option = nullptr;
             if constexpr (is_switch<Value>) {
                 // --name, or --name=false. (For CLI11, a std::optional is a number that counts its flags.)
@@ -210,35 +215,52 @@ void refuse_empty_resume(const std::vector<std::string>& arguments) {
 
 std::span<const RemovedOption> removed_options() { return all_removed_options; }
 
-std::optional<Options> parse_options(int argc, const char* const* argv, std::string& text,
-                                     std::span<const RemovedOption> removed) {
+namespace {
+
+// `plan` is null for a run.
+std::optional<Options> parse(int argc, const char* const* argv, std::string& text,
+                             std::span<const RemovedOption> removed, PlanOptions* plan) {
     Options options;
-    CLI::App app("Train a GPT: ./train_gpt with one process, ./train_gpt --processes 8 with eight.",
-                 "train_gpt");
+    CLI::App app(plan ? "Plan a run without starting it: ./train_gpt plan --model llama3-70b --gpus 64."
+                      : "Train a GPT: ./train_gpt with one process, ./train_gpt --processes 8 with eight.",
+                 plan ? "train_gpt plan" : "train_gpt");
     app.get_formatter()->column_width(help_column);
     app.set_help_flag("-h,--help", "Print this help and exit")->disable_flag_override();
     app.footer(
-        "\nGeneration:\n"
-        "  --generate prints the prompt and then --sample-tokens more tokens, each as soon as it is "
-        "sampled.\n"
-        "  Standard output has the text only; everything else goes to standard error. After --seq-len\n"
-        "  tokens, the model continues from the later half of them.\n\n"
-        "Signals:\n"
-        "  After Ctrl-C (SIGINT), SIGHUP (a closed terminal), SIGUSR1 or SIGTERM the program finishes its\n"
-        "  step, saves a checkpoint and prints the command that continues the run. A second signal ends it\n"
-        "  at once. Under mpirun, all but SIGUSR1 end it at once; SIGUSR1 to mpirun stops it in order.\n\n"
-        "Processes:\n"
-        "  --processes N starts N processes on this machine; mpirun starts them on several machines. Other\n"
-        "  launchers (torchrun, Slurm, a shell) set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; the\n"
-        "  processes then connect over TCP, within TRAIN_GPT_CONNECT_SECONDS (default: 300).\n\n"
-        "Exit status:\n"
-        "  0   success\n"
-        "  1   error; one line on standard error says what, why, and what to do\n"
-        "  75  stopped by a signal; all that was trained is saved, and --resume-if-any goes on\n");
+        plan
+            ? "\nExit status:\n"
+              "  0   the run fits\n"
+              "  1   an option has no meaning; one line on standard error says which and why\n"
+              "  2   the run does not fit, or no run can have these options: the plan says what would mend "
+              "it\n"
+              "  3   it fits, but within the last GiB\n"
+            : "\nGeneration:\n"
+              "  --generate prints the prompt and then --sample-tokens more tokens, each as soon as it is "
+              "sampled.\n"
+              "  Standard output has the text only; everything else goes to standard error. After --seq-len\n"
+              "  tokens, the model continues from the later half of them.\n\n"
+              "Signals:\n"
+              "  After Ctrl-C (SIGINT), SIGHUP (a closed terminal), SIGUSR1 or SIGTERM the program finishes "
+              "its\n"
+              "  step, saves a checkpoint and prints the command that continues the run. A second signal "
+              "ends it\n"
+              "  at once. Under mpirun, all but SIGUSR1 end it at once; SIGUSR1 to mpirun stops it in "
+              "order.\n\n"
+              "Processes:\n"
+              "  --processes N starts N processes on this machine; mpirun starts them on several machines. "
+              "Other\n"
+              "  launchers (torchrun, Slurm, a shell) set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; "
+              "the\n"
+              "  processes then connect over TCP, within TRAIN_GPT_CONNECT_SECONDS (default: 300).\n\n"
+              "Exit status:\n"
+              "  0   success\n"
+              "  1   error; one line on standard error says what, why, and what to do\n"
+              "  75  stopped by a signal; all that was trained is saved, and --resume-if-any goes on\n");
     app.set_version_flag("--version",
                          fmt::format("train_gpt {} (commit {})\nGPUs: {}", version(), commit(), gpu_part()),
                          "Print the version and which GPUs it was compiled for, and exit")
         ->disable_flag_override();
+    if (plan) add_plan_options(app, *plan);
     add_settings(app, options);
 
     std::string resume;
@@ -275,11 +297,15 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::str
          "Results");
     // launch_processes() in main() takes this option out of the arguments.
     std::string processes;
-    app.add_option(fmt::format("--{}", processes_option), processes,
-                   as_help("Start N processes on this machine, which train together"))
-        ->option_text("N")
-        ->configurable(false)
-        ->group("Training");
+    if (!plan) {
+        app.add_option(
+               fmt::format("--{}", processes_option), processes,
+               as_help("Start N processes on this machine, which train together; `./train_gpt plan` plans "
+                       "for any number"))
+            ->option_text("N")
+            ->configurable(false)
+            ->group("Training");
+    }
     app.add_option("--config", options.config_file,
                    "Read options from a TOML file; the command line overrides it")
         ->option_text("FILE")
@@ -343,6 +369,18 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::str
         throw UserError(with_place(options, fault.what()));
     }
     return options;
+}
+
+}  // namespace
+
+std::optional<Options> parse_options(int argc, const char* const* argv, std::string& text,
+                                     std::span<const RemovedOption> removed) {
+    return parse(argc, argv, text, removed, nullptr);
+}
+
+std::optional<Options> parse_options(int argc, const char* const* argv, std::string& text,
+                                     PlanOptions& plan) {
+    return parse(argc, argv, text, removed_options(), &plan);
 }
 
 std::string with_place(const Options& options, std::string_view error) {

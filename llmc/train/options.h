@@ -30,6 +30,8 @@ using ModelOption = std::variant<std::optional<std::int64_t>, std::optional<doub
 using ModelOptions = std::map<std::string, ModelOption, std::less<>>;
 ModelOptions unset_model_options();
 
+struct PlanOptions;
+
 struct Options {
     // model; sizes that are not given come from the named model
     std::string model = "tiny";
@@ -191,6 +193,8 @@ std::span<const RemovedOption> removed_options();
 // and --dtype, settle_mesh sets --reduce-every, and the plan of the run chooses micro_batch_size.
 std::optional<Options> parse_options(int argc, const char* const* argv, std::string& text,
                                      std::span<const RemovedOption> removed = removed_options());
+// The same for `./train_gpt plan`, which has more options.
+std::optional<Options> parse_options(int argc, const char* const* argv, std::string& text, PlanOptions& plan);
 
 // Completes the options once the device is known: --device, and --dtype by default. Throws UserError for
 // options that this device does not support.

@@ -20,38 +20,11 @@
 #include "llmc/train/outputs.h"
 #include "llmc/train/report.h"
 #include "llmc/train/resume.h"
+#include "llmc/train/run_spec.h"
 #include "llmc/train/same_data.h"
 #include "llmc/train/stop.h"
 
 namespace llmc {
-
-namespace {
-
-RunSpec run_spec(const Options& options, const Mesh& mesh, const Device& device) {
-    const ModelChoices named = choices_of(options.model), choices = options.choices_of_model();
-    const bool has_own_sizes =
-        std::ranges::any_of(family_of(options.model).options, [&](const FamilyOption& option) {
-            return option.is_size() && choices.size(option.name) != named.size(option.name);
-        });
-    return {.model = options.make_model(),
-            .model_name = has_own_sizes ? "" : options.model,
-            .dtype = options.compute_dtype(),
-            .gradient_dtype = options.kept_gradient_dtype(),
-            .mesh = mesh,
-            .default_reduction = !options.is_given("reduce-every"),
-            .pipeline_schedule = options.kind_of_pipeline_schedule(),
-            .virtual_stages = options.chunks_of_stage(),
-            .pipeline_layers = options.pipeline_layers,
-            .recompute = options.recomputation(),
-            .trains = !options.generate,
-            .global_batch_tokens = *options.global_batch_tokens,
-            .micro_batch_sequences = options.micro_batch_size.value_or(0),
-            .default_micro_batch_tokens = device.sizes().default_micro_batch_tokens(),
-            // Generation needs the logits of one row only.
-            .logits_bytes = options.generate ? 0 : device.sizes().default_logits_bytes()};
-}
-
-}  // namespace
 
 PreparedRun::~PreparedRun() {
     if (!ranks || !ranks->nccl) return;
@@ -70,7 +43,7 @@ void PreparedRun::choose_device_and_mesh() {
     settle_batch(settled, options.processes_of_plan(world.size()));
     const Mesh mesh = options.mesh(options.processes_of_plan(world.size()), world.rank());
     settle_mesh(settled, mesh);
-    spec = run_spec(options, mesh, device());
+    spec = run_spec(options, mesh, device().sizes());
 }
 
 void PreparedRun::plan_memory() {

@@ -36,6 +36,9 @@ struct Help {
     const char* value = "N";
 };
 
+// A text in lines of the width that --help has for it.
+std::string as_help(std::string_view text);
+
 // Whether the value of a setting is the name of a file or a folder.
 inline bool is_name_of_file(std::string_view name, const Help& help) {
     const std::string_view value = help.value;

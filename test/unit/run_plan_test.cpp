@@ -208,7 +208,7 @@ TEST_F(Plans, ARefusalNamesRecomputeBeforeZeroAndBothLast) {
     std::size_t least = bytes(0, {});
     for (const int stage : {1, 2, 3}) least = std::min(least, bytes(stage, {}));
     EXPECT_EQ(advice(least - 1, {}),
-              fmt::format("{}; --recompute block with --zero-stage 1 would fit", smaller));
+              fmt::format("{}; --recompute block --zero-stage 1 would fit", smaller));
     EXPECT_EQ(advice(10000, {}), smaller);
 }
 
@@ -244,11 +244,11 @@ TEST_F(Plans, ARefusalNamesGradientsInBf16AndMoreGpusLast) {
     const std::size_t rounded = bytes(DType::bf16, 0, 1);
     ASSERT_LT(rounded, bytes(DType::fp32, 0, 1));
     EXPECT_EQ(advice(rounded, true, asked.recompute), "--gradient-dtype bf16 would fit");
-    EXPECT_EQ(advice(rounded, true, {}), "--recompute block with --gradient-dtype bf16 would fit");
+    EXPECT_EQ(advice(rounded, true, {}), "--recompute block --gradient-dtype bf16 would fit");
     EXPECT_EQ(advice(rounded - 1, false, asked.recompute), "give a smaller --model");
     EXPECT_EQ(advice(bytes(DType::fp32, 1, 2), true, asked.recompute), "2 GPUs and --zero-stage 1 would fit");
     EXPECT_EQ(advice(bytes(DType::fp32, 3, 8), true, {}),
-              "--recompute block with 8 GPUs and --zero-stage 3 would fit");
+              "8 GPUs and --recompute block --zero-stage 3 would fit");
     // 16 GPUs cannot share 24 sequences equally.
     EXPECT_EQ(advice(bytes(DType::fp32, 3, 8) / 2, true, {}), "give a smaller --model");
 }

@@ -3,12 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <string_view>
 #include <utility>
 
 #include "llmc/core/memory_layout.h"
 #include "llmc/core/text.h"
+#include "llmc/device/gpu_table.h"
 
 namespace llmc {
 
@@ -66,30 +66,6 @@ Chip chip_of(const cudaDeviceProp& p) {
             .shared_bytes_per_block = p.sharedMemPerBlockOptin};
 }
 
-// Dense matrix products in FLOP/s, from NVIDIA's datasheets. The first entry whose words begin the GPU's name
-// applies.
-struct Peak {
-    std::string_view name;
-    double bf16, tf32, fp32;
-};
-constexpr std::array peaks = {
-    Peak{"NVIDIA H100 NVL", 835e12, 417e12, 60e12},
-    Peak{"NVIDIA H100 PCIe", 756e12, 378e12, 51e12},
-    Peak{"NVIDIA H100", 989e12, 494.7e12, 67e12},
-    Peak{"NVIDIA L40", 181e12, 90.5e12, 90.5e12},
-    Peak{"NVIDIA H200", 989e12, 494.7e12, 67e12},
-    Peak{"NVIDIA GH200", 989e12, 494.7e12, 67e12},
-    Peak{"NVIDIA H20", 148e12, 74e12, 44e12},
-    Peak{"NVIDIA A100", 312e12, 156e12, 19.5e12},
-    Peak{"NVIDIA A800", 312e12, 156e12, 19.5e12},
-    Peak{"NVIDIA A40", 149.7e12, 74.8e12, 37.4e12},
-    Peak{"NVIDIA A10", 125e12, 62.5e12, 31.2e12},
-    Peak{"NVIDIA L40S", 362e12, 183e12, 91.6e12},
-    Peak{"NVIDIA L4", 121e12, 60e12, 30.3e12},
-    Peak{"NVIDIA GeForce RTX 4090", 165.2e12, 82.6e12, 82.6e12},
-    Peak{"NVIDIA GeForce RTX 3090", 71e12, 35.6e12, 35.6e12},
-};
-
 std::string version_text(int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }
 
 }  // namespace
@@ -124,15 +100,8 @@ std::size_t CudaDevice::available_memory() const {
 }
 
 std::optional<double> CudaDevice::peak_flops(DType dtype) const {
-    const std::string_view name = properties_.name;
-    const auto begins = [&](const Peak& p) {
-        return name.starts_with(p.name) &&
-               (name.size() == p.name.size() || name[p.name.size()] == ' ' || name[p.name.size()] == '-');
-    };
-    const auto peak = std::ranges::find_if(peaks, begins);
-    if (peak == peaks.end()) return std::nullopt;
-    if (dtype == DType::bf16) return peak->bf16;
-    return options_.tf32 ? peak->tf32 : peak->fp32;
+    const GpuModel* const gpu = gpu_of_driver(properties_.name);
+    return gpu ? std::optional(gpu->peak(dtype, options_.tf32)) : std::nullopt;
 }
 
 std::byte* CudaDevice::allocate(std::size_t bytes, std::string_view arena) {

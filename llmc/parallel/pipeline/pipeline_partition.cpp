@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <numeric>
+#include <optional>
 #include <queue>
 #include <span>
 #include <string>
@@ -201,30 +203,69 @@ std::vector<BlockRange> stages_of_layers(int layers, int chunks, int stages, con
     return ranges_of(balanced_counts(layers, chunks, stages, costs));
 }
 
+namespace {
+
+// The split nearest to `counts` that gives every chunk a layer: an empty one takes a layer of the nearest chunk that
+// has several. Nothing if the counts do not add up to the layers.
+std::optional<std::vector<int>> without_empty_chunks(std::vector<int> counts, int layers) {
+    if (std::accumulate(counts.begin(), counts.end(), std::int64_t{0}) != layers) return std::nullopt;
+    for (std::size_t empty = 0; empty < counts.size(); ++empty) {
+        if (counts[empty] > 0) continue;
+        const auto distance = [&](std::size_t chunk) {
+            return chunk < empty ? empty - chunk : chunk - empty;
+        };
+        std::optional<std::size_t> giver;
+        for (std::size_t chunk = 0; chunk < counts.size(); ++chunk) {
+            if (counts[chunk] > 1 && (!giver || distance(chunk) < distance(*giver))) giver = chunk;
+        }
+        if (!giver) return std::nullopt;
+        --counts[*giver];
+        ++counts[empty];
+    }
+    return counts;
+}
+
+}  // namespace
+
 std::vector<BlockRange> parse_pipeline_layers(std::string_view text, int layers, int chunks, int stages,
                                               const PartCosts& costs) {
-    const auto refuse = [&](std::string_view why) {
-        user_error("--pipeline-layers {} {}; try --pipeline-layers {}", one_line(text), why,
-                   fmt::join(balanced_counts(layers, chunks, stages, costs), ","));
-    };
     std::vector<int> counts;
     std::int64_t sum = 0;
+    const auto refuse_split = [&](const Rule& rule, std::string_view why) {
+        std::optional<std::vector<int>> nearest;
+        if (counts.size() == static_cast<std::size_t>(chunks)) nearest = without_empty_chunks(counts, layers);
+        const std::string change =
+            fmt::format("--pipeline-layers {}",
+                        fmt::join(nearest ? *nearest : balanced_counts(layers, chunks, stages, costs), ","));
+        refuse({rule.rule, rule.value, rule.limit, change}, "--pipeline-layers {} {}; try {}", one_line(text),
+               why, change);
+    };
+    std::optional<std::string> empty;
     for (std::string_view rest = text;;) {
         const std::string_view word = rest.substr(0, rest.find(','));
         const auto count = whole_number<int>(word);
-        if (!count || *count < 1)
-            refuse(fmt::format("has '{}' instead of a number of layers", one_line(word)));
+        if (!count || *count < 0)
+            user_error(
+                "--pipeline-layers {} has '{}' instead of a number of layers; try --pipeline-layers {}",
+                one_line(text), one_line(word),
+                fmt::join(balanced_counts(layers, chunks, stages, costs), ","));
+        if (*count == 0) empty = word;
         counts.push_back(*count);
         sum += *count;
         if (word.size() == rest.size()) break;
         rest.remove_prefix(word.size() + 1);
     }
-    if (counts.size() != static_cast<std::size_t>(chunks)) {
-        refuse(fmt::format("has {}, but the pipeline has {}",
-                           plural(static_cast<std::int64_t>(counts.size()), "number"),
-                           plural(chunks, "chunk")));
-    }
-    if (sum != layers) refuse(fmt::format("adds up to {}, but --layers is {}", plural(sum, "layer"), layers));
+    const auto given = static_cast<std::int64_t>(counts.size());
+    if (given != chunks)
+        refuse_split(
+            {"a number of layers for each chunk", given, chunks},
+            fmt::format("has {}, but the pipeline has {}", plural(given, "number"), plural(chunks, "chunk")));
+    if (empty)
+        refuse_split({"a layer for each chunk", 0, 1},
+                     fmt::format("has '{}' instead of a number of layers", *empty));
+    if (sum != layers)
+        refuse_split({"the chunks have all layers", sum, layers},
+                     fmt::format("adds up to {}, but --layers is {}", plural(sum, "layer"), layers));
     return ranges_of(counts);
 }
 

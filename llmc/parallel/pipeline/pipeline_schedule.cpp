@@ -31,25 +31,28 @@ void check_chunks(const PipelineSpec& spec, std::int64_t layers) {
     check(p <= layers, "pipeline: fewer layers than stages");
     if (spec.schedule != PipelineSchedule::interleaved) {
         if (v > 1)
-            user_error(
+            refuse(
+                {"several chunks a stage need the interleaved schedule", v, 1,
+                 "--pipeline-schedule interleaved"},
                 "--virtual-stages {} needs --pipeline-schedule interleaved, but --pipeline-schedule is {}; "
                 "leave it out, or try --pipeline-schedule interleaved",
                 v, name_of(spec.schedule));
         return;
     }
     if (v == 1)
-        user_error(
-            "--pipeline-schedule interleaved needs --virtual-stages 2 or more; with 1, try "
-            "--pipeline-schedule 1f1b");
+        refuse({"the interleaved schedule needs several chunks a stage", v, 2, "--pipeline-schedule 1f1b"},
+               "--pipeline-schedule interleaved needs --virtual-stages 2 or more; with 1, try "
+               "--pipeline-schedule 1f1b");
     // In 64 bits, so that very large sizes do not overflow.
     if (static_cast<std::int64_t>(p) * v > layers) {
         const std::int64_t most = layers / p;
-        user_error(
+        const std::string change = most > 1 ? fmt::format("--virtual-stages {}", most)
+                                            : "--pipeline-schedule 1f1b --virtual-stages 1";
+        refuse(
+            {"a layer for each chunk of a stage", static_cast<std::int64_t>(p) * v, layers, change},
             "--virtual-stages {} x --pipeline-parallel {} makes {} chunks, but --layers is {} and each chunk "
             "needs a layer; try {}",
-            v, p, static_cast<std::int64_t>(p) * v, layers,
-            most > 1 ? fmt::format("--virtual-stages {}", most)
-                     : "--pipeline-schedule 1f1b --virtual-stages 1");
+            v, p, static_cast<std::int64_t>(p) * v, layers, change);
     }
 }
 

@@ -1,0 +1,134 @@
+#include "llmc/planner/plan_options.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "llmc/core/error.h"
+#include "llmc/core/text.h"
+#include "llmc/train/settings.h"
+
+namespace llmc {
+
+namespace {
+
+constexpr double largest = 1e18;
+
+// The text's value; UserError if there is none, or if it is not positive.
+double positive(const std::string& name, const std::string& text, const std::optional<double>& value,
+                std::string_view example) {
+    if (!value) user_error("--{}: '{}' is not {}", name, one_line(text), example);
+    if (!(*value > 0 && *value <= largest))
+        user_error("--{} {} is out of range; give more than 0, such as {}", name, one_line(text),
+                   example.substr(example.rfind(' ') + 1));
+    return *value;
+}
+
+std::optional<double> number_in(const std::string& text) {
+    double number{};
+    const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+    return error == std::errc() && rest == text.data() + text.size() ? std::optional(number) : std::nullopt;
+}
+
+}  // namespace
+
+void add_plan_options(CLI::App& app, PlanOptions& options) {
+    using Parse = std::function<std::optional<double>(const std::string&)>;
+    const auto add = [&](const std::string& names, const char* value, const std::string& help,
+                         const std::function<void(const std::string& name, const std::string& text)>& take) {
+        const std::string name = names.substr(0, names.find(','));
+        std::string dashed;
+        for (const char c : "," + names)
+            dashed += c == ',' ? std::string(dashed.empty() ? "--" : ",--") : std::string(1, c);
+        app.add_option_function<std::string>(
+               dashed, [=](const std::string& text) { take(name, text); }, as_help(help))
+            ->option_text(value)
+            ->configurable(false)
+            ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)
+            ->group("Plan");
+    };
+    const auto add_number = [&](const char* name, std::optional<double>& to, const char* value,
+                                const Parse& parse, std::string_view example, const char* help) {
+        add(name, value, help, [&to, parse, example](const std::string& of, const std::string& text) {
+            to = positive(of, text, parse(text), example);
+        });
+    };
+    const auto add_whole = [&](const char* names, std::optional<std::int64_t>& to, const char* help) {
+        add(names, "N", help, [&to](const std::string& name, const std::string& text) {
+            const auto number = whole_number<std::int64_t>(text);
+            constexpr std::int64_t most = 1 << 20;
+            if (!number || *number < 1 || *number > most)
+                user_error("--{} '{}' is not a whole number from 1 to {}", name, one_line(text), most);
+            to = number;
+        });
+    };
+    const auto add_choice = [&](const char* name, std::string& to, const std::vector<std::string>& choices,
+                                bool has_others, const char* value, const char* help) {
+        add(name, value, fmt::format("{}: {}", help, fmt::join(choices, ", ")),
+            [&to, choices, has_others](const std::string& of, const std::string& text) {
+                const bool is_known = std::ranges::find(choices, text) != choices.end();
+                if (!is_known && !(has_others && parse_bytes(text)))
+                    user_error("--{}: unknown value '{}'; choose one of: {}{}", of, one_line(text),
+                               fmt::join(choices, ", "), has_others ? ", or a size such as 10GB" : "");
+                to = text;
+            });
+    };
+    add("gpu", "NAME", "Plan for this GPU (default: H100 if --gpus is given, else the CPU)",
+        [&options](const std::string&, const std::string& text) { options.gpu = text; });
+    add_whole("gpus,processes", options.ranks, "Plan for N GPUs, or N processes on CPUs, in all");
+    add_whole("nodes", options.nodes, "Divide them among N machines (default: 8 GPUs each, of GB200 72)");
+    add_number("network", options.network, "N", number_in, "GB/s of a GPU in one direction, such as 50",
+               "Network of a GPU in one direction, in GB/s: 50 is 400 Gb/s (default: 50; A100 25)");
+    add_number("host-memory", options.host_bytes, "SIZE", parse_bytes, "a size, such as 512GB",
+               "Memory of a machine, such as 2TB (default: on CPUs, what is free on this one)");
+    add_number("gpu-memory", options.gpu_gib, "N", number_in, "GiB, such as 79.2",
+               "GiB of a GPU that a process sees, in place of the table's");
+    add_number("gpu-tflops", options.gpu_tflops, "N", number_in, "TFLOP/s, such as 989",
+               "Dense bf16 TFLOP/s of a GPU, in place of the table's");
+    add_number("gpu-bandwidth", options.gpu_bandwidth, "N", number_in, "GB/s, such as 3350",
+               "GB/s of a GPU's memory, in place of the table's");
+    add_number("tokens", options.tokens, "N", parse_count, "a number of tokens, such as 15.6T",
+               "Tokens of the whole run, such as 15.6T, for its time and price");
+    add_number("price", options.price, "USD", number_in, "dollars, such as 3.5",
+               "Dollars for an hour of a GPU (default: A100 2, H100 3.50, H800 2)");
+    add_number("speed", options.speed, "N", number_in, "tokens/s, such as 400",
+               "Tokens/s of a GPU or process, measured or published, in place of the estimate");
+    add("lost", "PERCENT", "Share of the time that failures and the rest take (default: 0)",
+        [&options](const std::string& name, const std::string& text) {
+            const bool has_sign = text.ends_with('%');
+            const auto number = number_in(text.substr(0, text.size() - (has_sign ? 1 : 0)));
+            if (!number || *number < 0 || *number >= 1000)
+                user_error("--{} '{}' is not a share in percent, such as 13%", name, one_line(text));
+            options.lost = *number / 100;
+        });
+    add_number("parameters", options.parameters, "N", parse_count, "a number of parameters, such as 70B",
+               "Plan a nominal size such as 70B, without an architecture, by --memory-convention");
+    add_choice("memory-convention", options.convention,
+               {"ours", "bf16-8", "mixed-12", "fp32-16", "master-16", "accelerate"}, false, "NAME",
+               "Also count memory by a convention");
+    add_choice("convention-activations", options.activations, {"none", "half-weights"}, true, "NAME",
+               "Activations by the convention, or a SIZE");
+    add_choice("convention-optimizer", options.optimizer, {"adam", "sgd"}, false, "NAME",
+               "Optimizer of the convention");
+    app.add_flag("--json", options.json, "Print the plan as one JSON object (docs/interface.md)")
+        ->configurable(false)
+        ->disable_flag_override()
+        ->group("Plan");
+}
+
+std::vector<std::string> plan_option_names() {
+    CLI::App app;
+    PlanOptions unused;
+    add_plan_options(app, unused);
+    std::vector<std::string> names;
+    for (const CLI::Option* option : app.get_options()) {
+        for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+    }
+    return names;
+}
+
+}  // namespace llmc

@@ -1,0 +1,34 @@
+// The options that `./train_gpt plan` has besides those of a run.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace CLI {
+class App;
+}
+
+namespace llmc {
+
+struct PlanOptions {
+    std::string gpu;                    // the name of one (device/gpu_table.h); empty: not given
+    std::optional<std::int64_t> ranks;  // --gpus or --processes: the processes of the run in all
+    std::optional<std::int64_t> nodes;
+    std::optional<double> gpu_gib, gpu_tflops, gpu_bandwidth;  // GiB that a process sees; bf16; 1e9 bytes/s
+    std::optional<double> network;                             // 1e9 bytes/s of a GPU, one direction
+    std::optional<double> host_bytes;                          // of a node
+    std::optional<double> tokens, price, speed,
+        lost;                          // of the run; USD an hour; tokens/s of a GPU; a fraction
+    std::optional<double> parameters;  // of a nominal size, without an architecture
+    std::string convention = "ours", activations = "none", optimizer = "adam";
+    bool json = false;
+};
+
+// Adds them to the command line. Values that are out of range are refused as the options of a run are.
+void add_plan_options(CLI::App& app, PlanOptions& options);
+// "--gpu", "--gpus" and so on.
+std::vector<std::string> plan_option_names();
+
+}  // namespace llmc

@@ -1,0 +1,207 @@
+#include "llmc/planner/plan_report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+
+#include "llmc/core/text.h"
+#include "llmc/core/version.h"
+#include "llmc/io/checkpoint.h"
+#include "llmc/plan/pipeline_estimate.h"
+#include "llmc/planner/links.h"
+#include "llmc/train/pipeline_report.h"
+#include "llmc/train/records.h"
+#include "llmc/train/report.h"
+
+namespace llmc {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+const RunSpec& spec_of(const PlannedRun& run) { return run.needs->spec; }
+
+std::string machines_text(const PlannedRun& run) {
+    const PlannedMachines& machines = run.machines;
+    const std::string on = machines.nodes == 1 ? "1 machine" : plural(machines.nodes, "machine");
+    if (!machines.gpu)
+        return fmt::format("CPUs, {}; {} of memory on each", on, human_bytes(machines.host_bytes));
+    return fmt::format("{}, {:.4g} GiB of memory; {}, {} on each", machines.gpu->name, machines.gpu->gib, on,
+                       plural(machines.ranks_of_node, "GPU"));
+}
+
+std::string verdict_text(const PlannedRun& run) {
+    const std::size_t bytes = run.needs->largest_memory();
+    const std::string of = fmt::format(
+        "{} of {}", human_bytes(bytes),
+        run.machines.gpu ? fmt::format("{}, which is a GPU less 1 GiB for CUDA's context and NCCL",
+                                       human_bytes(run.machines.usable))
+                         : fmt::format("{} a process", human_bytes(run.machines.usable)));
+    switch (run.verdict) {
+        case Verdict::fits:
+            return "yes: " + of;
+        case Verdict::tight:
+            return "tight, within the last GiB: " + of;
+        default:
+            return "no: " + of;
+    }
+}
+
+// What nvidia-smi will show, about.
+std::string beside_text(const PlannedRun& run) {
+    const BesideArenas beside = *run.beside();
+    return fmt::format("CUDA's context about {}, libraries {}{}; nvidia-smi will show about {}",
+                       human_bytes(beside.context), human_bytes(beside.libraries),
+                       beside.nccl > 0 ? ", NCCL " + human_bytes(beside.nccl) : "",
+                       human_bytes(run.needs->largest_memory() + beside.total()));
+}
+
+std::string part_name(const RunPlan& plan, int part) {
+    const Outline::OutlinedPart& outlined = plan.outline->part(part);
+    return outlined.is_layer()       ? fmt::format("layer {}", outlined.layer)
+           : outlined.makes_losses() ? "the head"
+                                     : "the embedding";
+}
+
+std::string action_text(const RunPlan& plan, std::size_t number) {
+    const Action& action = plan.training.actions[number];
+    std::string text(name_of(action.kind));
+    if (action.part >= 0) text += " of " + part_name(plan, action.part);
+    if (action.micro_batch >= 0) text += fmt::format(", micro-batch {}", action.micro_batch);
+    return text;
+}
+
+std::string peak_text(const PlannedRun& run) {
+    const std::size_t arena = run.fullest->memory.bytes(ArenaKind::activations);
+    return fmt::format("{} of {} of activations are in use at most: at action {} of {}, {}",
+                       human_bytes(run.peak->bytes), human_bytes(arena), run.peak->action,
+                       run.fullest->training.actions.size(), action_text(*run.fullest, run.peak->action));
+}
+
+std::string batch_text(const PlannedRun& run) {
+    const RunSpec& spec = spec_of(run);
+    const std::int64_t micro_batch = run.needs->micro_batch;
+    return fmt::format("{} tokens = {} x {} x {} x {} tokens", grouped(spec.global_batch_tokens),
+                       plural(spec.mesh.data_ranks(), "data-parallel rank"),
+                       plural(spec.rank_sequences() / micro_batch, "micro-batch", "es"),
+                       plural(micro_batch, "sequence"), spec.model.sequence_length);
+}
+
+std::string checkpoint_text(const Model& model) {
+    return fmt::format("{} with weights and moments; an export in fp32 {}",
+                       human_bytes(checkpoint_bytes(count_parameters(model))),
+                       human_bytes(weights_bytes(count_parameters(model))));
+}
+
+std::string rule_text(const Rule& rule) {
+    const bool is_memory = rule.rule == memory_rule;
+    const auto count = [&](std::int64_t value) { return is_memory ? human_bytes(value) : grouped(value); };
+    return fmt::format("{}: {} against {}{}", rule.rule, count(rule.value), count(rule.limit),
+                       rule.change.empty() ? "" : "; add " + rule.change);
+}
+
+Json rule_json(const Rule& rule) {
+    return {{"rule", rule.rule},
+            {"value", rule.value},
+            {"limit", rule.limit},
+            {"change", rule.change.empty() ? Json() : Json(rule.change)}};
+}
+
+Json model_json(const PlannedRun& run) {
+    if (!run.model)
+        return {{"parameters", nullptr}, {"active_parameters", nullptr}, {"flops_per_token", nullptr}};
+    return {{"parameters", count_parameters(*run.model)},
+            {"active_parameters", count_parameters(*run.model)},
+            {"flops_per_token", training_flops_per_token(*run.model)}};
+}
+
+Json memory_json(const PlannedRun& run) {
+    if (!run.needs) return nullptr;
+    const StageNeeds& stage = run.fullest_stage();
+    Json json = {{"bytes", stage.memory.total_bytes()},
+                 {"arenas", memory_record(stage.memory)},
+                 {"stage", run.needs->fullest_stage()},
+                 {"usable", run.machines.usable},
+                 {"fits", run.verdict == Verdict::fits || run.verdict == Verdict::tight},
+                 {"verdict", name_of(run.verdict)},
+                 {"beside", nullptr},
+                 {"peak",
+                  {{"action", action_text(*run.fullest, run.peak->action)},
+                   {"number", run.peak->action},
+                   {"activation_bytes", run.peak->bytes}}}};
+    if (const auto beside = run.beside())
+        json["beside"] = {{"context", beside->context},
+                          {"libraries", beside->libraries},
+                          {"nccl", beside->nccl},
+                          {"nvidia_smi", stage.memory.total_bytes() + beside->total()}};
+    return json;
+}
+
+Json sends_json(const PlannedRun& run) {
+    if (!run.needs) return nullptr;
+    const auto& stages = run.needs->stages;
+    const auto most =
+        std::ranges::max_element(stages, {}, [](const StageNeeds& s) { return s.sent.total(); });
+    Json json = sent_record(most->sent);
+    json["bytes"] = most->sent.total();
+    json["stage"] = most - stages.begin();
+    const Links links(*run.mesh, run.machines.ranks_of_node);
+    json["links"] = {{"inside", name_of(links.inside)},
+                     {"across", name_of(links.across)},
+                     {"tied", name_of(links.stages)},
+                     {"stages", name_of(links.stages)},
+                     {"tensor", name_of(links.tensor)}};
+    return json;
+}
+
+}  // namespace
+
+Json to_json(const PlannedRun& run) {
+    Json json = {{"model", model_json(run)}, {"mesh", nullptr}};
+    if (run.mesh) {
+        json["mesh"] = mesh_record(*run.mesh);
+        json["mesh"]["processes"] = run.mesh->world();
+    }
+    json["memory"] = memory_json(run);
+    json["sends"] = sends_json(run);
+    json["why_not"] = Json::array();
+    for (const Rule& rule : run.why_not) json["why_not"].push_back(rule_json(rule));
+    json["command"] = run.command.empty() ? Json() : Json(run.command);
+    return json;
+}
+
+void show(Console& console, const PlannedRun& run) {
+    Rows rows = {{"machines", machines_text(run)}};
+    if (run.model)
+        rows.insert(rows.end(), {{"model", run.model->description},
+                                 {"parameters", fmt::format("{}; {:.4g} FLOPs a token, forward and backward",
+                                                            grouped(count_parameters(*run.model)),
+                                                            training_flops_per_token(*run.model))}});
+    if (run.mesh) rows.emplace_back("mesh", run.mesh->description());
+    if (run.needs) {
+        rows.insert(rows.end(), {{"batch", batch_text(run)},
+                                 {"memory", memory_text(*run.mesh, run.needs->stages)},
+                                 {"peak", peak_text(run)}});
+        if (run.beside()) rows.emplace_back("beside it", beside_text(run));
+        rows.emplace_back("fits", verdict_text(run));
+        if (const std::string text = sent_text(run.needs->stages); !text.empty()) {
+            rows.emplace_back("sends", text);
+            rows.emplace_back("over", links_text(*run.mesh, run.machines.ranks_of_node));
+        }
+        rows.emplace_back("checkpoint", checkpoint_text(*run.model));
+    }
+    for (const Rule& rule : run.why_not) rows.emplace_back("why not", rule_text(rule));
+    if (!run.command.empty()) rows.emplace_back("start with", run.command);
+    console.header(fmt::format("train_gpt {} (commit {}): a plan", version(), commit()), rows);
+    if (run.needs && run.mesh->pipeline > 1) {
+        const RunPlan& plan = *run.fullest;
+        const TitledTimeline drawn = estimated_pipeline(plan, std::nullopt);
+        console.chart(drawn.timeline, drawn.title);
+    }
+    for (const std::string& note : run.notes) console.note(note);
+}
+
+}  // namespace llmc

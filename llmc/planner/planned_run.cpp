@@ -1,0 +1,277 @@
+#include "llmc/planner/planned_run.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <string_view>
+#include <utility>
+
+#include "llmc/comm/bootstrap.h"
+#include "llmc/comm/host_communicator.h"
+#include "llmc/comm/launcher.h"
+#include "llmc/core/text.h"
+#include "llmc/device/device.h"
+#include "llmc/device/gpu_sizes.h"
+#include "llmc/plan/memory_limit.h"
+#include "llmc/plan/micro_batches.h"
+#include "llmc/train/command_line.h"
+#include "llmc/train/run_spec.h"
+
+namespace llmc {
+
+namespace {
+
+constexpr double gib = 1 << 30;
+
+// The sizes of the CPU device, which belong to a device.
+class CpuSizes final : public DeviceSizes {
+  public:
+    explicit CpuSizes(int threads) : device_(make_cpu_device(threads)) {}
+
+    std::size_t workspace_bytes(const WorkspaceRequest& request) const override {
+        return device_->sizes().workspace_bytes(request);
+    }
+    std::int64_t default_micro_batch_tokens() const override {
+        return device_->sizes().default_micro_batch_tokens();
+    }
+    std::int64_t default_logits_bytes() const override { return device_->sizes().default_logits_bytes(); }
+    std::size_t available_memory() const { return device_->available_memory(); }
+
+  private:
+    std::unique_ptr<Device> device_;
+};
+
+int ceiling(std::int64_t n, std::int64_t size) { return static_cast<int>((n + size - 1) / size); }
+
+// The GPU that the options name, with the values that they override; none: CPUs.
+std::optional<GpuModel> chosen_gpu(const PlanOptions& asked, const Options& options,
+                                   std::vector<std::string>& notes) {
+    const bool describes = asked.gpu_gib || asked.gpu_tflops || asked.gpu_bandwidth;
+    const bool is_cpu = options.device == "cpu";
+    if (is_cpu && (describes || !asked.gpu.empty()))
+        user_error("--device cpu: --{} describes a GPU; leave one of them out", !asked.gpu.empty() ? "gpu"
+                                                                                : asked.gpu_gib ? "gpu-memory"
+                                                                                : asked.gpu_tflops
+                                                                                    ? "gpu-tflops"
+                                                                                    : "gpu-bandwidth");
+    const bool asks_for_gpus = options.given.contains("gpus") || options.device == "cuda" || describes;
+    if (is_cpu || (asked.gpu.empty() && !asks_for_gpus)) return std::nullopt;
+    const std::string name = asked.gpu.empty() ? "H100" : asked.gpu;
+    const GpuModel* const known = gpu_named(name);
+    if (!known && !(asked.gpu_gib && asked.gpu_tflops && asked.gpu_bandwidth)) {
+        std::vector<std::string_view> names;
+        for (const GpuModel& gpu : known_gpus())
+            if (names.empty() || names.back() != gpu.name) names.push_back(gpu.name);
+        user_error(
+            "--gpu {}: unknown GPU; choose one of: {}; or describe it by --gpu-memory, --gpu-tflops and "
+            "--gpu-bandwidth",
+            one_line(name), fmt::join(names, ", "));
+    }
+    GpuModel gpu = known ? *known : *gpu_named("H100");
+    if (!known) {
+        notes.push_back(
+            fmt::format("{}: links, network and kernels are planned as those of an H100", one_line(name)));
+        gpu.fp8 = gpu.fp32 = gpu.tf32 = 0;
+        gpu.dollars_an_hour.reset();
+    }
+    if (asked.gpu.empty()) notes.emplace_back("--gpu was not given: planned for H100");
+    if (asked.gpu_gib) gpu.gib = gpu.nominal_gb = *asked.gpu_gib;
+    if (asked.gpu_tflops) gpu.bf16 = 1e12 * *asked.gpu_tflops;
+    if (asked.gpu_bandwidth) gpu.memory_gbs = *asked.gpu_bandwidth;
+    if (asked.network) gpu.network_gbs = *asked.network;
+    if (asked.price) gpu.dollars_an_hour = asked.price;
+    if (gpu.gib <= 1)
+        user_error("--gpu {}: how much of its memory a process sees is not known; give it by --gpu-memory",
+                   gpu.name);
+    return gpu;
+}
+
+// The threads of a process that shares this machine's cores with others.
+int threads_of_process(int ranks_of_node) {
+    if (std::getenv("OMP_NUM_THREADS") != nullptr) return 0;
+    const std::vector<CoreMask> masks(static_cast<std::size_t>(ranks_of_node), own_mask());
+    return share_of_cores(masks, 0);
+}
+
+PlannedMachines machines_of(const PlanOptions& asked, const Options& options, int ranks,
+                            std::vector<std::string>& notes) {
+    PlannedMachines machines;
+    machines.gpu = chosen_gpu(asked, options, notes);
+    const int node = machines.gpu ? machines.gpu->node == 2 ? 8 : machines.gpu->node : ranks;
+    machines.nodes = static_cast<int>(asked.nodes.value_or(ceiling(ranks, node)));
+    if (machines.nodes > ranks)
+        user_error("--nodes {} are more than the {}; give at most as many", machines.nodes,
+                   plural(ranks, machines.gpu ? "GPU" : "process", machines.gpu ? "s" : "es"));
+    machines.ranks_of_node = ceiling(ranks, machines.nodes);
+    machines.host_bytes = asked.host_bytes.value_or(0);
+    if (machines.gpu) {
+        machines.sizes = std::make_unique<cuda::GpuSizes>(machines.gpu->chip);
+        machines.usable = static_cast<std::size_t>((machines.gpu->gib - 1) * gib);
+        return machines;
+    }
+    auto sizes = std::make_unique<CpuSizes>(threads_of_process(machines.ranks_of_node));
+    if (machines.host_bytes == 0) machines.host_bytes = static_cast<double>(sizes->available_memory());
+    machines.usable = static_cast<std::size_t>(machines.host_bytes / machines.ranks_of_node);
+    machines.sizes = std::move(sizes);
+    return machines;
+}
+
+// The words of a command line that belong to the run, without the planner's options and their values.
+std::vector<std::string> words_of_run(const std::vector<std::string>& arguments) {
+    const std::vector<std::string> planners = plan_option_names();
+    std::vector<std::string> words;
+    for (std::size_t i = 1; i < arguments.size(); ++i) {
+        const std::string& word = arguments[i];
+        const std::size_t equals = word.find('=');
+        const std::string name = word.substr(0, equals);
+        if (std::ranges::find(planners, name) == planners.end()) {
+            words.push_back(word);
+        } else if (name != "--json" && equals == std::string::npos) {
+            ++i;  // its value
+        }
+    }
+    return words;
+}
+
+// The command that starts the run: --processes on one machine, mpirun on several, Slurm's srun for more than mpirun is
+// good for.
+std::string command_of(const PlannedRun& run, const std::vector<std::string>& arguments) {
+    constexpr int most_of_mpirun = 1024;
+    const int ranks = run.mesh->world(), nodes = run.machines.nodes, each = run.machines.ranks_of_node;
+    const std::string program = shell_word(arguments.front());
+    std::string text = program;
+    if (ranks > most_of_mpirun) {
+        text =
+            fmt::format("srun --nodes {} --ntasks {} --ntasks-per-node {} {}", nodes, ranks, each, program);
+    } else if (nodes > 1) {
+        text = fmt::format("mpirun -np {} --map-by ppr:{}:node {}", ranks, each, program);
+    } else if (ranks > 1) {
+        text += fmt::format(" --{} {}", processes_option, ranks);
+    }
+    for (const std::string& word : words_of_run(arguments)) text += " " + shell_word(word);
+    return text;
+}
+
+Verdict verdict_of(const PlannedRun& run) {
+    const std::size_t bytes = run.needs->largest_memory();
+    const auto on_node = static_cast<std::size_t>(run.machines.gpu ? 1 : run.machines.ranks_of_node);
+    constexpr auto last = static_cast<std::size_t>(gib);
+    if (run.machines.usable == 0) return Verdict::fits;
+    if (bytes > run.machines.usable) return Verdict::does_not_fit;
+    return bytes * on_node + last > run.machines.usable * on_node ? Verdict::tight : Verdict::fits;
+}
+
+std::size_t staging_of(const PlannedRun& run) {
+    return run.machines.gpu ? 0 : HostCommunicator::staging_bytes(run.mesh->world());
+}
+
+void plan_memory(PlannedRun& run) {
+    RunSpec spec = run_spec(run.options, *run.mesh, *run.machines.sizes);
+    spec.machine = {.bytes = run.machines.usable,
+                    .name = run.machines.gpu ? run.machines.gpu->name : "this machine",
+                    .more_processes_bring_more = run.machines.gpu.has_value()};
+    const DeviceSizes& sizes = *run.machines.sizes;
+    const std::size_t staging = staging_of(run);
+    RunNeeds needs = needs_of(spec, sizes, staging);
+    check_micro_batches(spec, needs.micro_batch);
+    run.fullest = short_plan(needs, needs.fullest_stage(), sizes, staging);
+    run.peak = activation_peak(*run.fullest);
+    run.needs = std::move(needs);
+    run.verdict = verdict_of(run);
+    if (run.verdict != Verdict::does_not_fit) return;
+    const auto bytes = static_cast<std::int64_t>(run.needs->largest_memory());
+    const FindNeeds find = [&](const RunSpec& other, std::int64_t sequences) {
+        return needs_of(other, sizes, staging, sequences);
+    };
+    run.why_not.push_back({std::string(memory_rule), bytes, static_cast<std::int64_t>(run.machines.usable),
+                           remedy_of(*run.needs, find).as_options()});
+}
+
+// The plan of complete options; why_not has the first rule that they break.
+PlannedRun planned(const std::vector<std::string>& arguments, std::string& text) {
+    PlannedRun run;
+    std::vector<const char*> words;
+    for (const std::string& argument : arguments) words.push_back(argument.c_str());
+    std::optional<Options> options =
+        parse_options(static_cast<int>(words.size()), words.data(), text, run.asked);
+    if (!options) return run;
+    run.options = *std::move(options);
+    const std::int64_t mesh_ranks = run.options.pipeline_parallel * run.options.tensor_parallel;
+    const auto ranks = static_cast<int>(run.asked.ranks.value_or(mesh_ranks));
+    run.machines = machines_of(run.asked, run.options, ranks, run.notes);
+    settle_device(run.options, run.machines.gpu ? DeviceKind::cuda : DeviceKind::cpu);
+    if (run.options.attention == "cudnn") {
+        run.notes.emplace_back(
+            "--attention cudnn is planned as --attention flash: its workspace is known on a GPU only");
+    }
+    try {
+        run.model = run.options.make_model();
+        settle_batch(run.options, ranks);
+        run.mesh = run.options.mesh(ranks, 0);
+        settle_mesh(run.options, *run.mesh);
+        plan_memory(run);
+    } catch (const BrokenRule& broken) {
+        run.needs.reset();
+        run.why_not.push_back(broken.rule);
+    }
+    run.notes.insert(run.notes.begin(), run.options.notes.begin(), run.options.notes.end());
+    return run;
+}
+
+std::vector<std::string> words_of(const std::string& text) {
+    std::vector<std::string> words;
+    std::size_t begin = 0;
+    while (begin < text.size()) {
+        const std::size_t end = std::min(text.find(' ', begin), text.size());
+        words.push_back(text.substr(begin, end - begin));
+        begin = end + 1;
+    }
+    return words;
+}
+
+// The change that mends the run: after that of the first broken rule, another rule may be broken. Empty if that leads
+// nowhere.
+std::string whole_change(const std::vector<std::string>& arguments, const Rule& first) {
+    constexpr int most_changes = 8;
+    std::string change = first.change;
+    std::vector<std::string> changed = arguments;
+    std::vector<std::string> more = words_of(change);
+    for (int i = 0; i < most_changes && !more.empty(); ++i) {
+        changed.insert(changed.end(), more.begin(), more.end());
+        std::string unused;
+        try {
+            const PlannedRun run = planned(changed, unused);
+            if (run.why_not.empty()) return change;
+            more = words_of(run.why_not.front().change);
+            if (!more.empty()) change += " " + run.why_not.front().change;
+        } catch (const UserError&) {
+            return "";
+        }
+    }
+    return "";
+}
+
+}  // namespace
+
+std::string_view name_of(Verdict verdict) {
+    return name_among(verdict, "fits", "tight", "does not fit", "impossible");
+}
+
+std::optional<BesideArenas> PlannedRun::beside() const {
+    if (!machines.gpu || !mesh) return std::nullopt;
+    constexpr std::size_t mib = 1 << 20;
+    return BesideArenas{
+        .context = 512 * mib, .libraries = 256 * mib, .nccl = mesh->world() > 1 ? 256 * mib : 0};
+}
+
+std::optional<PlannedRun> planned_run(const std::vector<std::string>& arguments, std::string& text) {
+    PlannedRun run = planned(arguments, text);
+    if (!text.empty()) return std::nullopt;
+    for (Rule& rule : run.why_not) rule.change = whole_change(arguments, rule);
+    if (run.why_not.empty()) run.command = command_of(run, arguments);
+    return run;
+}
+
+}  // namespace llmc

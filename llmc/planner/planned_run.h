@@ -1,0 +1,75 @@
+// A run that is only planned: what it needs of one machine after another, computed in one process without a device.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "llmc/core/error.h"
+#include "llmc/device/gpu_table.h"
+#include "llmc/device/sizes.h"
+#include "llmc/parallel/mesh.h"
+#include "llmc/plan/activation_peak.h"
+#include "llmc/plan/run_plan.h"
+#include "llmc/planner/plan_options.h"
+#include "llmc/train/options.h"
+
+namespace llmc {
+
+// The machines of a planned run.
+struct PlannedMachines {
+    std::optional<GpuModel> gpu;  // with the values that options override; none: CPUs
+    int nodes = 1, ranks_of_node = 1;
+    double host_bytes = 0;  // of a node; 0: not known
+    // The memory of a rank for its arenas: on a GPU 1 GiB less than a process sees, for CUDA's context and NCCL. 0: not
+    // known.
+    std::size_t usable = 0;
+    std::unique_ptr<DeviceSizes> sizes;
+};
+
+// What a rank's process takes on a GPU beside its arenas, about: no plan knows the driver's and the libraries' own
+// memory exactly.
+struct BesideArenas {
+    std::size_t context, libraries, nccl;
+    std::size_t total() const { return context + libraries + nccl; }
+};
+
+enum class Verdict {
+    fits,
+    tight /* within the last GiB */,
+    does_not_fit,
+    impossible /* no run can have it */
+};
+std::string_view name_of(Verdict verdict);
+
+inline constexpr std::string_view memory_rule = "memory of a rank";
+
+struct PlannedRun {
+    PlanOptions asked;
+    Options options;  // of the run
+    PlannedMachines machines;
+    std::optional<Model> model;
+    std::optional<Mesh> mesh;
+    std::optional<RunNeeds> needs;  // none if no run can have these options
+    std::optional<ActivationPeak> peak;
+    std::optional<RunPlan> fullest;  // the short plan of the stage that needs most
+    std::vector<Rule> why_not;
+    Verdict verdict = Verdict::impossible;
+    std::vector<std::string> notes;
+    std::string command;  // which starts the run
+
+    const StageNeeds& fullest_stage() const {
+        return needs->stages[static_cast<std::size_t>(needs->fullest_stage())];
+    }
+    std::optional<BesideArenas> beside() const;
+};
+
+// Plans the run of a command line without the word "plan". For --help returns nothing and puts the output into `text`.
+// UserError for options without a meaning; options that only break a rule get a plan that says so.
+std::optional<PlannedRun> planned_run(const std::vector<std::string>& arguments, std::string& text);
+
+}  // namespace llmc
