@@ -22,7 +22,10 @@ void GpuSizes::require_sizes(const WorkspaceRequest& request) const {
     const std::int64_t most_bytes = request.layernorm_channels > 0 ? 24 << 10 : 32 << 10;
     const std::int64_t most = most_bytes / static_cast<std::int64_t>(size_of(request.dtype));
     if (C > most) {
-        refuse({"the channels of a row in a block's registers", C, most, fmt::format("--channels {}", most)},
+        // Whole heads of multiples of 8 elements.
+        const std::int64_t step = request.heads * 8, fitting = most / step * step;
+        refuse({"the channels of a row in a block's registers", C, most,
+                fitting > 0 ? fmt::format("--channels {}", fitting) : ""},
                "--channels {} is out of range for the GPU's kernels in {}; give at most {}", C,
                name_of(request.dtype), most);
     }

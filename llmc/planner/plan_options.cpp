@@ -38,14 +38,10 @@ std::optional<double> number_in(const std::string& text) {
 
 void add_plan_options(CLI::App& app, PlanOptions& options) {
     using Parse = std::function<std::optional<double>(const std::string&)>;
-    const auto add = [&](const std::string& names, const char* value, const std::string& help,
+    const auto add = [&](const std::string& name, const char* value, const std::string& help,
                          const std::function<void(const std::string& name, const std::string& text)>& take) {
-        const std::string name = names.substr(0, names.find(','));
-        std::string dashed;
-        for (const char c : "," + names)
-            dashed += c == ',' ? std::string(dashed.empty() ? "--" : ",--") : std::string(1, c);
         app.add_option_function<std::string>(
-               dashed, [=](const std::string& text) { take(name, text); }, as_help(help))
+               "--" + name, [=](const std::string& text) { take(name, text); }, as_help(help))
             ->option_text(value)
             ->configurable(false)
             ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)
@@ -57,12 +53,12 @@ void add_plan_options(CLI::App& app, PlanOptions& options) {
             to = positive(of, text, parse(text), example);
         });
     };
-    const auto add_whole = [&](const char* names, std::optional<std::int64_t>& to, const char* help) {
-        add(names, "N", help, [&to](const std::string& name, const std::string& text) {
+    const auto add_whole = [&](const char* name, std::optional<std::int64_t>& to, const char* help) {
+        add(name, "N", help, [&to](const std::string& of, const std::string& text) {
             const auto number = whole_number<std::int64_t>(text);
             constexpr std::int64_t most = 1 << 20;
             if (!number || *number < 1 || *number > most)
-                user_error("--{} '{}' is not a whole number from 1 to {}", name, one_line(text), most);
+                user_error("--{} '{}' is not a whole number from 1 to {}", of, one_line(text), most);
             to = number;
         });
     };
@@ -79,7 +75,8 @@ void add_plan_options(CLI::App& app, PlanOptions& options) {
     };
     add("gpu", "NAME", "Plan for this GPU (default: H100 if --gpus is given, else the CPU)",
         [&options](const std::string&, const std::string& text) { options.gpu = text; });
-    add_whole("gpus,processes", options.ranks, "Plan for N GPUs, or N processes on CPUs, in all");
+    add_whole("gpus", options.gpus, "Plan for N GPUs in all, with a process for each");
+    add_whole("processes", options.processes, "Plan for N processes in all: on CPUs, or the same as --gpus");
     add_whole("nodes", options.nodes, "Divide them among N machines (default: 8 GPUs each, of GB200 72)");
     add_number("network", options.network, "N", number_in, "GB/s of a GPU in one direction, such as 50",
                "Network of a GPU in one direction, in GB/s: 50 is 400 Gb/s (default: 50; A100 25)");

@@ -13,9 +13,9 @@ class App;
 namespace llmc {
 
 struct PlanOptions {
-    std::string gpu;                    // the name of one (device/gpu_table.h); empty: not given
-    std::optional<std::int64_t> ranks;  // --gpus or --processes: the processes of the run in all
-    std::optional<std::int64_t> nodes;
+    std::string gpu;  // the name of one (device/gpu_table.h); empty: not given
+    std::optional<std::int64_t> gpus, processes,
+        nodes;  // two names of one number: the processes of the run in all
     std::optional<double> gpu_gib, gpu_tflops, gpu_bandwidth;  // GiB that a process sees; bf16; 1e9 bytes/s
     std::optional<double> network;                             // 1e9 bytes/s of a GPU, one direction
     std::optional<double> host_bytes;                          // of a node

@@ -56,7 +56,7 @@ std::optional<GpuModel> chosen_gpu(const PlanOptions& asked, const Options& opti
                                                                                 : asked.gpu_tflops
                                                                                     ? "gpu-tflops"
                                                                                     : "gpu-bandwidth");
-    const bool asks_for_gpus = options.given.contains("gpus") || options.device == "cuda" || describes;
+    const bool asks_for_gpus = asked.gpus || options.device == "cuda" || describes;
     if (is_cpu || (asked.gpu.empty() && !asks_for_gpus)) return std::nullopt;
     const std::string name = asked.gpu.empty() ? "H100" : asked.gpu;
     const GpuModel* const known = gpu_named(name);
@@ -199,7 +199,10 @@ PlannedRun planned(const std::vector<std::string>& arguments, std::string& text)
     if (!options) return run;
     run.options = *std::move(options);
     const std::int64_t mesh_ranks = run.options.pipeline_parallel * run.options.tensor_parallel;
-    const auto ranks = static_cast<int>(run.asked.ranks.value_or(mesh_ranks));
+    if (run.asked.gpus && run.asked.processes && run.asked.gpus != run.asked.processes)
+        user_error("--gpus {} and --processes {} are one number; leave one of them out", *run.asked.gpus,
+                   *run.asked.processes);
+    const auto ranks = static_cast<int>(run.asked.gpus.value_or(run.asked.processes.value_or(mesh_ranks)));
     run.machines = machines_of(run.asked, run.options, ranks, run.notes);
     settle_device(run.options, run.machines.gpu ? DeviceKind::cuda : DeviceKind::cpu);
     if (run.options.attention == "cudnn") {
@@ -215,6 +218,13 @@ PlannedRun planned(const std::vector<std::string>& arguments, std::string& text)
     } catch (const BrokenRule& broken) {
         run.needs.reset();
         run.why_not.push_back(broken.rule);
+    }
+    // The number of processes has the name by which it was given.
+    constexpr std::string_view processes = "--processes";
+    for (Rule& rule : run.why_not) {
+        const std::size_t place = rule.change.find(processes);
+        if (run.asked.gpus && place != std::string::npos)
+            rule.change.replace(place, processes.size(), "--gpus");
     }
     run.notes.insert(run.notes.begin(), run.options.notes.begin(), run.options.notes.end());
     return run;

@@ -1,0 +1,71 @@
+"""Random configurations, and the plans of them beside the runs themselves: every arena and every byte that is sent."""
+
+import json
+import os
+import random
+
+import program
+
+FAMILIES = {
+    "tiny": ["--layers={layers}", "--heads=4", "--channels=32", "--seq-len=16"],
+    "llama-tiny": ["--layers={layers}", "--heads=4", "--kv-heads=2", "--channels=32", "--mlp-size=64", "--seq-len=16"],
+    "qwen3-tiny": ["--layers={layers}", "--heads=4", "--channels=32", "--mlp-size=64", "--seq-len=16"],
+    "nanochat-tiny": ["--layers={layers}", "--heads=4", "--channels=64", "--seq-len=16"],
+}
+
+
+def random_options(draw, most_ranks):
+    """The options of a run and its number of processes."""
+    model = draw.choice(list(FAMILIES))
+    pipeline, tensor, data = draw.choice([mesh for mesh in [(1, 1, 1), (1, 1, 2), (1, 1, 4), (1, 2, 1), (1, 2, 2), (2, 1, 1), (2, 1, 2),
+                                                            (2, 2, 1), (3, 1, 1), (4, 1, 1), (1, 4, 1)]
+                                          if mesh[0] * mesh[1] * mesh[2] <= most_ranks])
+    schedule = draw.choice(["naive", "gpipe", "1f1b", "interleaved", "zb-h1"]) if pipeline > 1 else None
+    chunks = draw.choice([2, 3]) if schedule == "interleaved" else 1
+    layers = draw.randint(pipeline * chunks, pipeline * chunks + 4)
+    options = [f"--model={model}", *(option.format(layers=layers) for option in FAMILIES[model])]
+    micro_batch = draw.choice([1, 2])
+    micro_batches = pipeline * draw.randint(1, 4) if chunks > 1 else draw.choice([1, 2, 3, 5, 11, 17])
+    options += [f"--micro-batch-size={micro_batch}", f"--global-batch-tokens={16 * data * micro_batch * micro_batches}"]
+    if pipeline > 1:
+        options += [f"--pipeline-parallel={pipeline}", f"--pipeline-schedule={schedule}"]
+        options += [f"--virtual-stages={chunks}"] if chunks > 1 else []
+    if tensor > 1:
+        options += [f"--tensor-parallel={tensor}", *draw.choice([[], ["--sequence-parallel"]])]
+    stage = draw.randint(0, 3)
+    options.append(f"--zero-stage={stage}")
+    if stage > 0 and data == 4:
+        options += draw.choice([[], ["--zero-shard-size=2"]])
+    if stage == 3:
+        options += draw.choice([[], ["--prefetch-units=2"], ["--reshard-after-forward=false"]])
+    options += draw.choice([[], ["--reduce-every=step"], ["--reduce-every=micro-batch"]])
+    options += draw.choice([["--dtype=fp32"], ["--dtype=bf16"], ["--dtype=bf16", "--gradient-dtype=bf16"]])
+    kind = draw.choice(["none", "selective", "block"])
+    options += [f"--recompute={kind}", *(draw.choice([[], ["--recompute-every=2"]]) if kind != "none" and layers > 1 else [])]
+    return options, pipeline * tensor * data
+
+
+def seeded():
+    """A generator of random configurations, fresh ones each time; its seed is printed, and PLAN_SEED repeats it."""
+    seed = os.environ.get("PLAN_SEED") or str(random.randrange(10**9))
+    print(f"PLAN_SEED={seed}")
+    return random.Random(seed)
+
+
+def plan(*options, status=(0, 2, 3)):
+    """The plan as an object, and its exit status."""
+    result = program.run("plan", *options, "--json", check=False)
+    assert result.returncode in status, f"{options}: {result.returncode}\n{result.stderr}"
+    return json.loads(result.stdout), result.returncode
+
+
+def assert_equals_run(planned, run):
+    """Every arena, and what a step sends, of the fullest stage and of the one that sends most."""
+    record = run.record
+    stages = record.get("pipeline", {"memory": [record["memory"]], "bytes_sent": [record["bytes_sent"]]})
+    fullest = max(stages["memory"], key=lambda arenas: sum(arenas.values()))
+    assert planned["memory"]["arenas"] == fullest and planned["memory"]["bytes"] == sum(fullest.values())
+    sends = max(stages["bytes_sent"], key=lambda sent: sum(sent.values()))
+    assert {name: planned["sends"][name] for name in sends} == sends and planned["sends"]["bytes"] == sum(sends.values())
+    assert planned["model"]["parameters"] == record["parameters"]
+    assert {name: planned["mesh"][name] for name in record["mesh"]} == record["mesh"]

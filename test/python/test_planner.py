@@ -1,0 +1,97 @@
+"""./train_gpt plan (docs/planner.md)."""
+
+import json
+import shlex
+import subprocess
+import time
+
+import planned
+import program
+import pytest
+from planned import plan
+
+CONFIGURATIONS = 10
+
+
+def test_plans_equal_runs(tmp_path):
+    draw = planned.seeded()
+    for number in range(CONFIGURATIONS):
+        options, ranks = planned.random_options(draw, most_ranks=4)
+        print(shlex.join(options), "on", ranks)
+        run = program.train(tmp_path / str(number), *options, "--device=cpu", "--steps=1", ranks=ranks)
+        planned.assert_equals_run(plan(*options, "--device=cpu", f"--processes={ranks}")[0], run)
+
+
+def test_the_command_starts_the_run(tmp_path):
+    made, status = plan("--layers=2", "--pipeline-parallel=2", "--processes=2", "--steps=1", f"--out-dir={tmp_path}/a run")
+    assert status == 0 and made["memory"]["verdict"] == "fits"
+    subprocess.run(["bash", "-c", made["command"]], cwd=program.ROOT, check=True, capture_output=True, timeout=60 * program.PATIENCE)
+    planned.assert_equals_run(made, program.Run(tmp_path / "a run"))
+
+
+def test_statuses():
+    assert plan("--model=gpt2", "--gpu=H100")[1] == 0
+    made, status = plan("--model=llama3-8b", "--gpu=4090")
+    assert status == 2 and made["memory"]["verdict"] == "does not fit" and made["why_not"][0]["rule"] == "memory of a rank"
+    bytes_ = plan("--model=gpt2", "--gpu=H100", "--micro-batch-size=1", "--global-batch-tokens=1024")[0]["memory"]["bytes"]
+    for gib, expected in [(bytes_ / 2**30 + 1 - 1e-6, 2), (bytes_ / 2**30 + 1 + 1e-6, 3), (bytes_ / 2**30 + 2 - 1e-6, 3), (bytes_ / 2**30 + 2 + 1e-6, 0)]:
+        made, status = plan("--model=gpt2", "--gpu=H100", "--micro-batch-size=1", "--global-batch-tokens=1024", f"--gpu-memory={gib}")
+        assert status == expected, gib
+        assert made["memory"]["fits"] == (status != 2)
+    for options, line in [(["--gpu=X"], "--gpu X: unknown GPU; choose one of: A100-40, "), (["--gpus=0"], "--gpus '0' is not a whole number"),
+                          (["--device=cpu", "--gpu=H100"], "--device cpu: --gpu describes a GPU"), (["--nodes=3"], "--nodes 3 are more than the 1 process"),
+                          (["--steps=-1"], "--steps -1 is out of range")]:
+        result = program.run("plan", *options, check=False)
+        assert result.returncode == 1 and result.stderr.startswith(f"error: {line}") and result.stderr.count("\n") == 1 and not result.stdout
+
+
+IMPOSSIBLE = {
+    "heads": ["--tensor-parallel=3", "--gpus=3"],
+    "head size": ["--heads=5"],
+    "layers": ["--pipeline-parallel=8", "--gpus=8"],
+    "few processes": ["--pipeline-parallel=2", "--tensor-parallel=2", "--gpus=2"],
+    "processes": ["--pipeline-parallel=2", "--gpus=5"],
+    "batch": ["--gpus=3", "--global-batch-tokens=1024"],
+    "micro-batch": ["--gpus=2", "--micro-batch-size=5", "--global-batch-tokens=1024"],
+    "interleaved": ["--gpus=2", "--pipeline-parallel=2", "--pipeline-schedule=interleaved", "--micro-batch-size=8", "--global-batch-tokens=512"],
+    "chunks": ["--gpus=4", "--pipeline-parallel=4", "--pipeline-schedule=interleaved", "--virtual-stages=2"],
+    "shards": ["--gpus=6", "--zero-stage=1", "--zero-shard-size=4"],
+    "a stage without layers": ["--gpus=4", "--layers=24", "--pipeline-parallel=4", "--pipeline-layers=8,8,8,0"],
+    "channels of a norm": ["--gpu=H100", "--channels=20480", "--heads=160", "--dtype=bf16"],
+    "passes": ["--gpu=H100", "--global-batch-tokens=67108864", "--micro-batch-size=1"],
+    "memory": ["--model=llama3-8b", "--gpus=8", "--gpu=H100"],
+    "memory of a micro-batch": ["--model=llama3-8b", "--gpus=8", "--zero-stage=3", "--micro-batch-size=32", "--global-batch-tokens=4194304"],
+}
+
+
+@pytest.mark.parametrize("options", IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+def test_a_change_mends_what_a_run_breaks(options):
+    made, status = plan(*options)
+    rule = made["why_not"][0]
+    assert status == 2 and made["command"] is None and rule["change"], made["why_not"]
+    if not rule["rule"].startswith("memory"):
+        assert made["memory"] is None
+    mended, status = plan(*options, *rule["change"].split())
+    assert status in (0, 3) and mended["why_not"] == [] and mended["command"], (rule, mended["why_not"])
+
+
+def test_the_nearest_split_of_layers():
+    made, _ = plan("--gpus=4", "--layers=24", "--pipeline-parallel=4", "--pipeline-layers=8,8,8,0")
+    assert made["why_not"][0]["change"] == "--pipeline-layers 8,8,7,1"
+
+
+@pytest.mark.parametrize("options", [["--zero-stage=3"], ["--zero-stage=2", "--tensor-parallel=8", "--pipeline-parallel=16", "--recompute=block"],
+                                     ["--tensor-parallel=8", "--pipeline-parallel=14", "--pipeline-schedule=interleaved", "--virtual-stages=9"],
+                                     ["--pipeline-parallel=126", "--pipeline-schedule=zb-h1"]], ids=["fsdp", "3d", "interleaved", "deep"])
+def test_large_plans_are_quick(options):
+    """16,384 GPUs; no process is started, and no time depends on their number."""
+    start = time.monotonic()
+    made, _ = plan("--model=llama3-405b", f"--gpus={16128 if '126' in ' '.join(options) or '14' in ' '.join(options) else 16384}", *options)
+    assert made["memory"]["bytes"] > 2**30, made
+    assert time.monotonic() - start < 2 * program.PATIENCE
+
+
+def test_json_has_notes_apart():
+    result = program.run("plan", "--gpus=64", "--json", check=False)
+    json.loads(result.stdout)
+    assert "note: --gpu was not given: planned for H100" in result.stderr
