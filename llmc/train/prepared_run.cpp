@@ -20,6 +20,7 @@
 #include "llmc/train/outputs.h"
 #include "llmc/train/report.h"
 #include "llmc/train/resume.h"
+#include "llmc/train/run_locks.h"
 #include "llmc/train/run_spec.h"
 #include "llmc/train/same_data.h"
 #include "llmc/train/stop.h"
@@ -61,6 +62,7 @@ void PreparedRun::open_files() {
     out_dir = choose_out_dir(options);
     prompt = encode_prompt(options.prompt, model().vocabulary, encoder());
     open_weights();
+    if (comes_late) return;
     if (!options.generate) open_training_files();
     if (!bpe && model().vocabulary == gpt2_vocabulary && options.sample_tokens > 0)
         notes.push_back(fmt::format("samples and --prompt are token ids; for text, {}", advice_for_bpe()));
@@ -113,7 +115,12 @@ void PreparedRun::open_data_files() {
 // Finds and checks the weight file. load_weights() reads the weights later.
 void PreparedRun::open_weights() {
     checkpoint = find_checkpoint(options, out_dir);
-    require_same_step(session.world(), checkpoint ? checkpoint->progress.step : 0);
+    const std::int64_t step = checkpoint ? checkpoint->progress.step : 0;
+    // Another start of the program may have saved a checkpoint after one rank looked for it and before another did.
+    if (options.resume_if_any && !is_same_step(session.world(), step))
+        comes_late = on_any_rank(session.world(), is_rank_zero() && record_in(out_dir) != earlier_record);
+    if (comes_late) return;
+    require_same_step(session.world(), step);
     if (options.resume && !checkpoint && !options.resume_if_any) {
         user_error("--resume: {}; {}, or give --resume-if-any", why_none_to_resume(),
                    holds_records(options, out_dir)

@@ -59,6 +59,8 @@ struct PreparedRun {
 
     // The run.json in the folder of results, as it was before this start looked there (run_locks.h).
     std::string earlier_record;
+    // Whether another start has gone on with the run since then, as open_files() found.
+    bool comes_late = false;
 
     // choose_device_and_mesh
     Place place;

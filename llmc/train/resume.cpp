@@ -22,6 +22,7 @@
 #include "llmc/train/folder_options.h"
 #include "llmc/train/outputs.h"
 #include "llmc/train/settings.h"
+#include "llmc/train/stop.h"
 
 namespace llmc {
 
@@ -399,9 +400,22 @@ std::vector<std::string> differences(const CheckpointInfo& checkpoint, const Opt
     return notes;
 }
 
-void require_same_step(Communicator& world, std::int64_t step) {
+namespace {
+
+double step_of_rank_zero(Communicator& world, std::int64_t step) {
     auto common = static_cast<double>(step);
     world.broadcast({reinterpret_cast<std::byte*>(&common), DType::fp64, {1}}, 0);
+    return common;
+}
+
+}  // namespace
+
+bool is_same_step(Communicator& world, std::int64_t step) {
+    return !on_any_rank(world, static_cast<double>(step) != step_of_rank_zero(world, step));
+}
+
+void require_same_step(Communicator& world, std::int64_t step) {
+    const double common = step_of_rank_zero(world, step);
     if (static_cast<double>(step) != common) {
         user_error(
             "rank {} is at step {} and rank 0 at step {}: the processes do not see the same checkpoint; "

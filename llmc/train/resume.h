@@ -58,7 +58,9 @@ void require_same_model(const CheckpointInfo& checkpoint, const Options& options
 // for each other setting that changes how training continues.
 std::vector<std::string> differences(const CheckpointInfo& checkpoint, const Options& options);
 
-// Throws UserError if ranks are at different steps, as happens if they do not see the same files.
+// Whether all ranks are at the same step.
+bool is_same_step(Communicator& world, std::int64_t step);
+// Throws UserError if they are not, as happens if they do not see the same files.
 void require_same_step(Communicator& world, std::int64_t step);
 
 }  // namespace llmc

@@ -80,14 +80,13 @@ std::string_view remedy_of(const Options& options) {
                held.output.path.string(), held.holder, remedy, held.output.option);
 }
 
-// The text of a folder's run.json, which changes with every start that writes there.
+}  // namespace
+
 std::string record_in(const fs::path& out_dir) {
     std::error_code ignored;
     const fs::path file = out_dir / "run.json";
     return fs::is_regular_file(file, ignored) ? read_file(file) : "";
 }
-
-}  // namespace
 
 std::string wait_for_other_starts(Session& session) {
     const bool waits = session.options().resume_if_any;
@@ -121,6 +120,7 @@ void RunLocks::release() {
 
 bool RunLocks::lock_named(const PreparedRun& run) {
     const Options& options = run.options;
+    if (run.comes_late) return false;
     if (options.generate || !run.has_work()) return true;
     bool comes_late = false;
     if (run.is_rank_zero()) {

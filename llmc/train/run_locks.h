@@ -19,6 +19,9 @@ namespace llmc {
 // Returns the text of the run.json that it found in the folder; empty if there was none.
 std::string wait_for_other_starts(Session& session);
 
+// The text of a folder's run.json, which changes with every start that writes there; empty if there is none.
+std::string record_in(const std::filesystem::path& out_dir);
+
 // Rank 0's locks on what this start writes.
 class RunLocks {
   public:

@@ -151,6 +151,20 @@ extern "C" int fcntl64(int file, int command, ...) {
     if (asks && strcmp(mode, "shared") != 0) static_cast<struct flock*>(argument)->l_type = F_UNLCK;
     return result;
 }
+// In mode "apart", rank 1 comes late to its third look at run.json.
+extern "C" int open(const char* path, int flags, ...) {
+    va_list rest;
+    va_start(rest, flags);
+    const int rights = va_arg(rest, int);
+    va_end(rest);
+    static int looks = 0;
+    const char* const rank = getenv("RANK");
+    const char* const name = strrchr(path, '/');
+    const bool is_apart = !strcmp(getenv("LOCKS"), "apart") && rank && !strcmp(rank, "1") && name && !strcmp(name, "/run.json");
+    if (is_apart && ++looks == 3 && system(getenv("BEFORE_LOCK")) != 0) abort();
+    static const auto real = reinterpret_cast<int (*)(const char*, int, ...)>(dlsym(RTLD_NEXT, "open"));
+    return real(path, flags, rights);
+}
 // A clock that stands.
 extern "C" time_t time(time_t*) { return 1000000000; }
 extern "C" int fcntl(int file, int command, ...) {
@@ -206,6 +220,17 @@ def test_a_run_of_the_same_moment_is_gone_on_with(shim, tmp_path):
     said = program.run(*TINY, "--steps=4", f"--out-dir={folder}", "--resume-if-any", env=shim("late", other)).stdout
     assert f"resuming from {folder}/checkpoint-00000002 after step 2" in said
     assert program.Run(folder).column("step") == [1, 2, 3, 4]
+
+
+def test_ranks_that_see_different_checkpoints_begin_anew(shim, tmp_path):
+    """Another start comes, saves and goes between the looks of rank 0 and of rank 1."""
+    folder = tmp_path / "run"
+    program.train(folder, *TINY, "--steps=2")
+    other = (f"env -u RANK -u WORLD_SIZE -u LOCAL_RANK -u LOCAL_WORLD_SIZE {program.ROOT / program.PROGRAM} {' '.join(TINY)} --steps=4 "
+             f"--out-dir={folder} --resume-if-any > /dev/null")
+    said = program.run(*TINY, "--steps=6", f"--out-dir={folder}", "--resume-if-any", ranks=2, env=shim("apart", other)).stdout
+    assert f"resuming from {folder}/checkpoint-00000004 after step 4" in said
+    assert program.Run(folder).column("step") == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("launcher", ["alone", "two"])
