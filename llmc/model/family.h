@@ -66,6 +66,8 @@ struct NamedModel {
     double learning_rate;  // suits the model with AdamW
     // The other options whose values are not the family's defaults.
     std::vector<std::pair<std::string_view, ModelValue>> others{};
+    // Tokens of a global batch in the model's publication; 0: not published. Plans of a whole run take it.
+    std::int64_t batch_tokens = 0;
 };
 
 struct Family {

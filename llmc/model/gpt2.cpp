@@ -135,6 +135,9 @@ Model make(const ModelChoices& choices) {
 
 // The models tiny and mini read bytes. Then come GPT-2's four sizes, and one of GPT-3's with GPT-2's
 // vocabulary. Learning rates follow GPT-3's paper (Brown et al., 2020, table 2.1).
+// 0.5M tokens (Radford et al. 2019); 2M for 6.7B parameters and 3.2M for 175B (Brown et al. 2020, table 2.1).
+constexpr std::int64_t gpt2_batch = 1 << 19, gpt3_small_batch = 2 << 20, gpt3_batch = 3 << 20;
+
 const RegisteredFamily registered(
     {.name = "gpt2",
      .options = {family_option("layers"), family_option("heads"), family_option("channels"),
@@ -143,12 +146,12 @@ const RegisteredFamily registered(
                  family_option("z-loss", 0.0)},
      .models = {{"tiny", {4, 4, 128, 64, 256}, 4e-3},
                 {"mini", {6, 6, 384, 256, 256}, 1e-3},
-                {"gpt2", {12, 12, 768, 1024, 50257}, 6e-4},
-                {"gpt2-medium", {24, 16, 1024, 1024, 50257}, 3e-4},
-                {"gpt2-large", {36, 20, 1280, 1024, 50257}, 2.5e-4},
-                {"gpt2-xl", {48, 25, 1600, 1024, 50257}, 2e-4},
-                {"gpt3-6.7b", {32, 32, 4096, 2048, 50257}, 1.2e-4},
-                {"gpt3-175b", {96, 96, 12288, 2048, 50257}, 0.6e-4}},
+                {"gpt2", {12, 12, 768, 1024, 50257}, 6e-4, {}, gpt2_batch},
+                {"gpt2-medium", {24, 16, 1024, 1024, 50257}, 3e-4, {}, gpt2_batch},
+                {"gpt2-large", {36, 20, 1280, 1024, 50257}, 2.5e-4, {}, gpt2_batch},
+                {"gpt2-xl", {48, 25, 1600, 1024, 50257}, 2e-4, {}, gpt2_batch},
+                {"gpt3-6.7b", {32, 32, 4096, 2048, 50257}, 1.2e-4, {}, gpt3_small_batch},
+                {"gpt3-175b", {96, 96, 12288, 2048, 50257}, 0.6e-4, {}, gpt3_batch}},
      .make = make,
      .model_types = {"gpt2"},
      .from_config = from_config,

@@ -10,6 +10,7 @@
 
 #include "llmc/core/error.h"
 #include "llmc/core/text.h"
+#include "llmc/planner/conventions.h"
 #include "llmc/train/settings.h"
 
 namespace llmc {
@@ -104,8 +105,7 @@ void add_plan_options(CLI::App& app, PlanOptions& options) {
         });
     add_number("parameters", options.parameters, "N", parse_count, "a number of parameters, such as 70B",
                "Plan a nominal size such as 70B, without an architecture, by --memory-convention");
-    add_choice("memory-convention", options.convention,
-               {"ours", "bf16-8", "mixed-12", "fp32-16", "master-16", "accelerate"}, false, "NAME",
+    add_choice("memory-convention", options.convention, convention_names(), false, "NAME",
                "Also count memory by a convention");
     add_choice("convention-activations", options.activations, {"none", "half-weights"}, true, "NAME",
                "Activations by the convention, or a SIZE");

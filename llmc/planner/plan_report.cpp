@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
@@ -103,6 +104,52 @@ std::string rule_text(const Rule& rule) {
                        rule.change.empty() ? "" : "; add " + rule.change);
 }
 
+// "14 GB of weights + 14 of gradients + 56 of optimizer = 84 GB"
+std::string state_text(const StateGb& state) {
+    return fmt::format(
+        "{:.4g} GB of weights + {:.4g} of gradients + {:.4g} of optimizer{} = {:.5g} GB", state.weights,
+        state.gradients, state.optimizer,
+        state.activations > 0 ? fmt::format(" + {:.4g} of activations", state.activations) : "",
+        state.total());
+}
+
+// Empty if no convention was asked for and the plan itself knows the bytes.
+std::string convention_text(const PlannedRun& run) {
+    if (run.asked.convention == "ours" && run.model) return "";
+    if (run.asked.convention == "accelerate") {
+        const auto row = [&](const char* name, bool is_fp16) {
+            const AccelerateRow of = accelerate_row(run.accelerate_bytes(), is_fp16);
+            return fmt::format("{}: model {:.2f} MiB, gradients {:.2f}, backward {:.2f}, step {:.2f}", name,
+                               of.model, of.gradients, of.backward, of.step);
+        };
+        return fmt::format("{}; {}", row("fp32", false), row("fp16", true));
+    }
+    const std::optional<ConventionalMemory> memory = run.convention();
+    if (!memory) return "";
+    std::string text = state_text(memory->whole);
+    if (run.mesh->world() > 1)
+        text += fmt::format("; on each of {} GPUs {}", run.mesh->world(), state_text(memory->per_gpu));
+    if (memory->divided_gb > 0)
+        text += fmt::format("; the divided parts alone {:.5g} GB", memory->divided_gb);
+    if (!run.machines.gpu) return text;
+    text += fmt::format("; {} {:.5g} GB", memory->fits ? "leaves" : "exceeds the GPU by",
+                        std::abs(memory->left_gb));
+    if (memory->least_gpus > 0)
+        text += fmt::format("; with ZeRO-3 it takes {} at least", plural(memory->least_gpus, "GPU"));
+    return text;
+}
+
+std::string cost_text(const PlannedRun& run, const Cost& cost) {
+    return fmt::format(
+        "{} tokens at {:.4g} tokens/s and GPU: {} GPU hours, {:.1f} days{}{}", human_count(*run.asked.tokens),
+        *run.asked.speed, human_count(cost.gpu_hours), cost.days,
+        cost.factor > 1 ? fmt::format(", with {:.3g}% for failures and the rest", 100 * (cost.factor - 1))
+                        : "",
+        cost.dollars ? fmt::format(", ${} at ${:.2f} an hour", human_count(*cost.dollars),
+                                   *run.machines.gpu->dollars_an_hour)
+                     : "; --price gives the dollars");
+}
+
 Json rule_json(const Rule& rule) {
     return {{"rule", rule.rule},
             {"value", rule.value},
@@ -111,11 +158,60 @@ Json rule_json(const Rule& rule) {
 }
 
 Json model_json(const PlannedRun& run) {
-    if (!run.model)
-        return {{"parameters", nullptr}, {"active_parameters", nullptr}, {"flops_per_token", nullptr}};
-    return {{"parameters", count_parameters(*run.model)},
-            {"active_parameters", count_parameters(*run.model)},
-            {"flops_per_token", training_flops_per_token(*run.model)}};
+    const auto or_null = [](const std::optional<double>& value) { return value ? Json(*value) : Json(); };
+    Json parameters = static_cast<std::int64_t>(run.parameters()), active = parameters;
+    if (run.described) active = run.described->active_parameters;
+    if (run.asked.parameters) active = nullptr;
+    if (run.parameters() == 0) parameters = active = nullptr;
+    return {{"parameters", parameters},
+            {"active_parameters", active},
+            {"flops_per_token", or_null(run.flops_per_token())}};
+}
+
+Json state_json(const StateGb& state) {
+    return {{"weights_gb", state.weights},
+            {"gradients_gb", state.gradients},
+            {"optimizer_gb", state.optimizer},
+            {"activations_gb", state.activations},
+            {"total_gb", state.total()}};
+}
+
+Json row_json(const AccelerateRow& row) {
+    return {{"model_mib", row.model},
+            {"gradients_mib", row.gradients},
+            {"backward_mib", row.backward},
+            {"step_mib", row.step}};
+}
+
+Json convention_json(const PlannedRun& run) {
+    if (run.parameters() == 0) return nullptr;
+    if (run.asked.convention == "accelerate") {
+        const double bytes = run.accelerate_bytes();
+        return {{"name", "accelerate"},
+                {"accelerate",
+                 {{"fp32", row_json(accelerate_row(bytes, false))},
+                  {"fp16", row_json(accelerate_row(bytes, true))}}}};
+    }
+    const std::optional<ConventionalMemory> memory = run.convention();
+    if (!memory) return nullptr;
+    Json json = {{"name", run.asked.convention}};
+    json.update(state_json(memory->whole));
+    json["per_gpu"] = state_json(memory->per_gpu);
+    json["per_gpu"]["parameters"] = run.parameters() / (run.mesh->pipeline * run.mesh->tensor);
+    json["per_gpu"]["divided_gb"] = memory->divided_gb;
+    json["fits"] = run.machines.gpu ? Json(memory->fits) : Json();
+    json["left_gb"] = run.machines.gpu ? Json(memory->left_gb) : Json();
+    json["least_gpus"] = memory->least_gpus > 0 ? Json(memory->least_gpus) : Json();
+    return json;
+}
+
+Json cost_json(const PlannedRun& run) {
+    const std::optional<Cost> cost = run.cost();
+    if (!cost) return nullptr;
+    return {{"gpu_hours", cost->gpu_hours},
+            {"days", cost->days},
+            {"usd", cost->dollars ? Json(*cost->dollars) : Json()},
+            {"factor", cost->factor}};
 }
 
 Json memory_json(const PlannedRun& run) {
@@ -167,6 +263,8 @@ Json to_json(const PlannedRun& run) {
     }
     json["memory"] = memory_json(run);
     json["sends"] = sends_json(run);
+    json["cost"] = cost_json(run);
+    json["convention"] = convention_json(run);
     json["why_not"] = Json::array();
     for (const Rule& rule : run.why_not) json["why_not"].push_back(rule_json(rule));
     json["command"] = run.command.empty() ? Json() : Json(run.command);
@@ -180,6 +278,15 @@ void show(Console& console, const PlannedRun& run) {
                                  {"parameters", fmt::format("{}; {:.4g} FLOPs a token, forward and backward",
                                                             grouped(count_parameters(*run.model)),
                                                             training_flops_per_token(*run.model))}});
+    if (run.described)
+        rows.insert(
+            rows.end(),
+            {{"model", fmt::format("{}: {}", run.described->name, run.described->description)},
+             {"parameters", fmt::format("{}, of which a token uses {}; {:.4g} FLOPs a token, forward and "
+                                        "backward",
+                                        grouped(run.described->parameters),
+                                        grouped(run.described->active_parameters), *run.flops_per_token())}});
+    if (run.asked.parameters) rows.emplace_back("parameters", human_count(*run.asked.parameters));
     if (run.mesh) rows.emplace_back("mesh", run.mesh->description());
     if (run.needs) {
         rows.insert(rows.end(), {{"batch", batch_text(run)},
@@ -193,6 +300,9 @@ void show(Console& console, const PlannedRun& run) {
         }
         rows.emplace_back("checkpoint", checkpoint_text(*run.model));
     }
+    if (const std::string text = convention_text(run); !text.empty())
+        rows.emplace_back("by " + run.asked.convention, text);
+    if (const auto cost = run.cost()) rows.emplace_back("cost", cost_text(run, *cost));
     for (const Rule& rule : run.why_not) rows.emplace_back("why not", rule_text(rule));
     if (!run.command.empty()) rows.emplace_back("start with", run.command);
     console.header(fmt::format("train_gpt {} (commit {}): a plan", version(), commit()), rows);

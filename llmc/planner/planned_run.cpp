@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <string_view>
 #include <utility>
@@ -189,32 +190,109 @@ void plan_memory(PlannedRun& run) {
                            remedy_of(*run.needs, find).as_options()});
 }
 
+std::vector<std::string>::iterator argument_of(std::vector<std::string>& arguments,
+                                               const std::string& option) {
+    for (auto word = arguments.end(); word != arguments.begin();)
+        if (*--word == option || word->starts_with(option + "=")) return word;
+    return arguments.end();
+}
+
+// If --model names a model that is only described, takes the option out of the arguments.
+const DescribedModel* take_described_model(std::vector<std::string>& arguments) {
+    const auto word = argument_of(arguments, "--model");
+    if (word == arguments.end()) return nullptr;
+    const bool is_joined = word->size() > std::string_view("--model").size();
+    const auto value = is_joined ? word : word + 1;
+    if (value == arguments.end()) return nullptr;
+    const DescribedModel* const model =
+        described_model(is_joined ? value->substr(value->find('=') + 1) : *value);
+    if (model) arguments.erase(word, value + 1);
+    return model;
+}
+
+// A plan without an architecture: the mesh divides whatever it is.
+void plan_nominal(PlannedRun& run, int ranks) {
+    const Options& options = run.options;
+    const auto divisions = static_cast<int>(options.pipeline_parallel * options.tensor_parallel);
+    if (ranks % divisions != 0)
+        refuse({"stages and tensor-parallel ranks divide the processes", ranks, divisions,
+                fmt::format("--processes {}", (ranks / divisions + 1) * divisions)},
+               "--pipeline-parallel x --tensor-parallel does not divide the processes");
+    run.mesh = Mesh{.pipeline = static_cast<int>(options.pipeline_parallel),
+                    .tensor = static_cast<int>(options.tensor_parallel),
+                    .sharding = {.stage = static_cast<int>(options.zero_stage), .shards = ranks / divisions}};
+    const std::optional<ConventionalMemory> memory = run.convention();
+    run.verdict = !memory || memory->fits || run.described ? Verdict::fits : Verdict::does_not_fit;
+    if (run.verdict == Verdict::does_not_fit)
+        run.why_not.push_back({std::string(memory_rule), std::llround(1e9 * memory->per_gpu.total()),
+                               std::llround(1e9 * (memory->per_gpu.total() + memory->left_gb)),
+                               memory->least_gpus > ranks ? fmt::format("--processes {} --zero-stage 3",
+                                                                        memory->least_gpus * divisions)
+                                                          : "--zero-stage 3"});
+}
+
+// Options that are not those of one architecture, or of none.
+void refuse_unused(const PlannedRun& run) {
+    const PlanOptions& asked = run.asked;
+    if (asked.parameters && (run.described || run.options.is_given("model")))
+        user_error("--parameters plans a size without an architecture; leave out it or --model");
+    if (asked.lost && !asked.tokens) user_error("--lost is a share of the time for --tokens; leave it out");
+    if (asked.price && !asked.tokens) user_error("--price is that of a run over --tokens; leave it out");
+    if (asked.speed && !asked.tokens) user_error("--speed is for the time of --tokens; leave it out");
+    if (asked.convention == "ours" && asked.optimizer == "sgd")
+        user_error("--convention-optimizer sgd: our runs use AdamW; choose another --memory-convention");
+}
+
+// The batch of the model's publication for a plan of a whole run, as an argument; empty if there is none.
+std::string published_batch(const PlannedRun& run) {
+    if (!run.asked.tokens || run.options.is_given("global-batch-tokens") || run.asked.parameters ||
+        run.described || run.options.folder)
+        return "";
+    const std::int64_t batch = named_model(run.options.model).batch_tokens;
+    return batch == 0 ? "" : fmt::format("--global-batch-tokens={}", batch);
+}
+
 // The plan of complete options; why_not has the first rule that they break.
-PlannedRun planned(const std::vector<std::string>& arguments, std::string& text) {
+PlannedRun planned(std::vector<std::string> arguments, std::string& text) {
     PlannedRun run;
+    run.described = take_described_model(arguments);
     std::vector<const char*> words;
     for (const std::string& argument : arguments) words.push_back(argument.c_str());
     std::optional<Options> options =
         parse_options(static_cast<int>(words.size()), words.data(), text, run.asked);
     if (!options) return run;
     run.options = *std::move(options);
+    refuse_unused(run);
+    if (const std::string batch = published_batch(run); !batch.empty()) {
+        arguments.push_back(batch);
+        run = planned(arguments, text);
+        run.notes.push_back(fmt::format("--global-batch-tokens is {}, that of the model's publication",
+                                        *run.options.global_batch_tokens));
+        return run;
+    }
+    const PlanOptions& asked = run.asked;
     const std::int64_t mesh_ranks = run.options.pipeline_parallel * run.options.tensor_parallel;
-    if (run.asked.gpus && run.asked.processes && run.asked.gpus != run.asked.processes)
-        user_error("--gpus {} and --processes {} are one number; leave one of them out", *run.asked.gpus,
-                   *run.asked.processes);
-    const auto ranks = static_cast<int>(run.asked.gpus.value_or(run.asked.processes.value_or(mesh_ranks)));
-    run.machines = machines_of(run.asked, run.options, ranks, run.notes);
+    if (asked.gpus && asked.processes && asked.gpus != asked.processes)
+        user_error("--gpus {} and --processes {} are one number; leave one of them out", *asked.gpus,
+                   *asked.processes);
+    const auto ranks = static_cast<int>(asked.gpus.value_or(asked.processes.value_or(mesh_ranks)));
+    run.machines = machines_of(asked, run.options, ranks, run.notes);
     settle_device(run.options, run.machines.gpu ? DeviceKind::cuda : DeviceKind::cpu);
-    if (run.options.attention == "cudnn") {
+    if (run.options.attention == "cudnn")
         run.notes.emplace_back(
             "--attention cudnn is planned as --attention flash: its workspace is known on a GPU only");
-    }
     try {
-        run.model = run.options.make_model();
-        settle_batch(run.options, ranks);
-        run.mesh = run.options.mesh(ranks, 0);
-        settle_mesh(run.options, *run.mesh);
-        plan_memory(run);
+        if (run.described || asked.parameters) {
+            plan_nominal(run, ranks);
+        } else {
+            run.model = run.options.make_model();
+            settle_machine(run.options, ranks, run.machines.ranks_of_node);
+            settle_batch(run.options, ranks);
+            run.mesh = run.options.mesh(ranks, 0);
+            settle_mesh(run.options, *run.mesh);
+            plan_memory(run);
+            if (run.why_not.empty()) run.command = command_of(run, arguments);
+        }
     } catch (const BrokenRule& broken) {
         run.needs.reset();
         run.why_not.push_back(broken.rule);
@@ -223,8 +301,7 @@ PlannedRun planned(const std::vector<std::string>& arguments, std::string& text)
     constexpr std::string_view processes = "--processes";
     for (Rule& rule : run.why_not) {
         const std::size_t place = rule.change.find(processes);
-        if (run.asked.gpus && place != std::string::npos)
-            rule.change.replace(place, processes.size(), "--gpus");
+        if (asked.gpus && place != std::string::npos) rule.change.replace(place, processes.size(), "--gpus");
     }
     run.notes.insert(run.notes.begin(), run.options.notes.begin(), run.options.notes.end());
     return run;
@@ -269,6 +346,62 @@ std::string_view name_of(Verdict verdict) {
     return name_among(verdict, "fits", "tight", "does not fit", "impossible");
 }
 
+double PlannedRun::parameters() const {
+    if (asked.parameters) return *asked.parameters;
+    if (described) return static_cast<double>(described->parameters);
+    return model ? parameters_about(*model) : 0;
+}
+
+std::optional<double> PlannedRun::flops_per_token() const {
+    if (described)
+        return described->flops_per_token(options.is_given("seq-len") ? options.sequence_length()
+                                                                      : described->sequence_length);
+    return model ? std::optional(training_flops_per_token(*model)) : std::nullopt;
+}
+
+std::optional<ConventionalMemory> PlannedRun::convention() const {
+    if (!mesh || asked.convention == "accelerate") return std::nullopt;
+    constexpr double gb = 1e9;
+    const bool is_ours = asked.convention == "ours";
+    ConventionRequest request{
+        .convention = convention_named(asked.convention, options.compute_dtype() == DType::bf16,
+                                       static_cast<double>(size_of(options.kept_gradient_dtype()))),
+        .parameters = parameters(),
+        .activation_gb = parse_bytes(asked.activations).value_or(0) / gb,
+        .half_weights = asked.activations == "half-weights",
+        .uses_sgd = asked.optimizer == "sgd",
+        .zero_stage = mesh->sharding.stage,
+        .shards = mesh->sharding.shards,
+        .divisions = std::int64_t{mesh->pipeline} * mesh->tensor};
+    if (machines.gpu) request.card_gb = is_ours ? machines.gpu->gib * gib / gb : machines.gpu->nominal_gb;
+    return conventional_memory(request);
+}
+
+// bytes: what AutoModel loads of this model. That is without a head that is not tied, and with RoPE's tables: fp32
+// cosines and sines of each layer, position and element of a head.
+double PlannedRun::accelerate_bytes() const {
+    double bytes = 4 * parameters();
+    if (described) bytes += static_cast<double>(described->buffer_bytes);
+    if (!model) return bytes;
+    const ModelChoices choices = options.choices_of_model();
+    const auto has = [&](const char* name) { return choices.values.contains(name); };
+    const auto size = [&](const char* name) { return static_cast<double>(choices.size(name)); };
+    if (has("tied-head") && !choices.is_on("tied-head")) bytes -= 4 * size("vocab-size") * size("channels");
+    if (has("rope-theta"))
+        bytes += 2 * 4 * size("layers") * size("seq-len") * static_cast<double>(head_sizes(choices).size);
+    return bytes;
+}
+
+std::optional<Cost> PlannedRun::cost() const {
+    if (!asked.tokens || !asked.speed || !mesh) return std::nullopt;
+    Cost cost{.factor = 1 + asked.lost.value_or(0)};
+    cost.gpu_hours = *asked.tokens / *asked.speed / 3600 * cost.factor;
+    cost.days = cost.gpu_hours / mesh->world() / 24;
+    if (machines.gpu && machines.gpu->dollars_an_hour)
+        cost.dollars = cost.gpu_hours * *machines.gpu->dollars_an_hour;
+    return cost;
+}
+
 std::optional<BesideArenas> PlannedRun::beside() const {
     if (!machines.gpu || !mesh) return std::nullopt;
     constexpr std::size_t mib = 1 << 20;
@@ -280,7 +413,6 @@ std::optional<PlannedRun> planned_run(const std::vector<std::string>& arguments,
     PlannedRun run = planned(arguments, text);
     if (!text.empty()) return std::nullopt;
     for (Rule& rule : run.why_not) rule.change = whole_change(arguments, rule);
-    if (run.why_not.empty()) run.command = command_of(run, arguments);
     return run;
 }
 

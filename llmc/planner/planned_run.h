@@ -15,6 +15,8 @@
 #include "llmc/parallel/mesh.h"
 #include "llmc/plan/activation_peak.h"
 #include "llmc/plan/run_plan.h"
+#include "llmc/planner/conventions.h"
+#include "llmc/planner/described_models.h"
 #include "llmc/planner/plan_options.h"
 #include "llmc/train/options.h"
 
@@ -38,6 +40,12 @@ struct BesideArenas {
     std::size_t total() const { return context + libraries + nccl; }
 };
 
+// The price of training on all tokens (--tokens), with what is lost.
+struct Cost {
+    double gpu_hours, days, factor;
+    std::optional<double> dollars;
+};
+
 enum class Verdict {
     fits,
     tight /* within the last GiB */,
@@ -52,7 +60,9 @@ struct PlannedRun {
     PlanOptions asked;
     Options options;  // of the run
     PlannedMachines machines;
+    // What is planned: a model that this program trains, or one that it only describes (none: --parameters).
     std::optional<Model> model;
+    const DescribedModel* described = nullptr;
     std::optional<Mesh> mesh;
     std::optional<RunNeeds> needs;  // none if no run can have these options
     std::optional<ActivationPeak> peak;
@@ -60,7 +70,13 @@ struct PlannedRun {
     std::vector<Rule> why_not;
     Verdict verdict = Verdict::impossible;
     std::vector<std::string> notes;
-    std::string command;  // which starts the run
+    std::string command;  // which starts the run; empty if none can
+
+    double parameters() const;
+    std::optional<double> flops_per_token() const;
+    std::optional<ConventionalMemory> convention() const;  // none for `accelerate`
+    double accelerate_bytes() const;                       // of the model in fp32, as Accelerate counts it
+    std::optional<Cost> cost() const;
 
     const StageNeeds& fullest_stage() const {
         return needs->stages[static_cast<std::size_t>(needs->fullest_stage())];

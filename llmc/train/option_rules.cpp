@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -324,6 +325,13 @@ bool has_shared_units(const Model& model) {
 }
 
 }  // namespace
+
+void settle_machine(Options& o, int processes, int on_machine) {
+    if (!o.shards_on_machine || o.zero_shard_size) return;
+    const auto ranks = [&](int all) { return std::max<std::int64_t>(1, all / o.tensor_parallel); };
+    const std::int64_t data_ranks = ranks(processes) / o.pipeline_parallel;
+    o.zero_shard_size = std::gcd(std::max<std::int64_t>(1, data_ranks), ranks(on_machine));
+}
 
 void settle_batch(Options& o, int processes) {
     const std::int64_t replica_size = o.pipeline_parallel * o.tensor_parallel;

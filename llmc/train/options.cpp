@@ -7,10 +7,12 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "llmc/comm/launcher.h"
@@ -56,6 +58,17 @@ std::string help_of(const Help& help, const T& value) {
     return text;
 }
 
+// Replaces PyTorch FSDP's name of a sharding strategy by the stage of ZeRO that shards as it does.
+std::function<std::string(std::string&)> stage_of_fsdp(Options& options) {
+    return [&options](std::string& given) {
+        options.shards_on_machine = given == "HYBRID_SHARD";
+        for (const auto& [name, stage] :
+             {std::pair{"NO_SHARD", "0"}, {"SHARD_GRAD_OP", "2"}, {"FULL_SHARD", "3"}, {"HYBRID_SHARD", "3"}})
+            if (given == name) given = stage;
+        return std::string();
+    };
+}
+
 void add_settings(CLI::App& app, Options& options) {
     std::string group;
     for_each_setting(
@@ -83,6 +96,8 @@ void add_settings(CLI::App& app, Options& options) {
                 check_value(name, given, value, is_folder ? Choices() : choices, help);
                 return std::string();
             };
+            if (name == std::string_view("zero-stage"))
+                option->transform(CLI::Validator(stage_of_fsdp(options), ""));
             option->check(CLI::Validator(refuse, ""));
             option->option_text(is_switch<Value> ? "[={true,false}]"
                                 : choices.empty() || has_many

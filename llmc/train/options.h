@@ -69,6 +69,7 @@ struct Options {
     // sharding
     std::int64_t zero_stage = 0;
     std::optional<std::int64_t> zero_shard_size;  // default: all processes
+    bool shards_on_machine = false;               // HYBRID_SHARD: the groups are those of a machine
     std::string reduce_every;                     // default: depends on the ZeRO stage
     std::optional<std::int64_t> prefetch_units;   // only at stage 3
     bool reshard_after_forward = true;
@@ -199,6 +200,9 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::str
 // Completes the options once the device is known: --device, and --dtype by default. Throws UserError for
 // options that this device does not support.
 void settle_device(Options& options, DeviceKind device);
+
+// Completes the options once it is known how many processes a machine has: the groups of HYBRID_SHARD.
+void settle_machine(Options& options, int processes, int on_machine);
 
 // Completes the options once the number of processes is known: rounds the default global batch up to a number
 // of sequences that the data-parallel ranks share evenly, with a note. A batch that was given stays.

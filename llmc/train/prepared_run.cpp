@@ -41,6 +41,7 @@ void PreparedRun::choose_device_and_mesh() {
     Options& settled = session.options();
     world.set_timeout(std::chrono::seconds(options.communication_timeout));
     place = open_device(settled, session.job());
+    settle_machine(settled, options.processes_of_plan(world.size()), session.job().local_size());
     settle_batch(settled, options.processes_of_plan(world.size()));
     const Mesh mesh = options.mesh(options.processes_of_plan(world.size()), world.rank());
     settle_mesh(settled, mesh);

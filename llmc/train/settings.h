@@ -221,7 +221,10 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
     setting("share-gpu", o.share_gpu, {"Let several processes share one GPU, for tests"}, any);
 
     group("Sharding (ZeRO, FSDP)");
-    setting("zero-stage", o.zero_stage, {"Shard optimizer state (1), gradients too (2), parameters too (3)"},
+    setting("zero-stage", o.zero_stage,
+            {"Shard optimizer state (1), gradients too (2), parameters too (3), or as FSDP's NO_SHARD, "
+             "SHARD_GRAD_OP, "
+             "FULL_SHARD, HYBRID_SHARD"},
             any);
     setting("zero-shard-size", o.zero_shard_size,
             {"Shard over groups of N data-parallel processes (default: all)"}, any);

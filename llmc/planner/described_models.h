@@ -1,0 +1,31 @@
+// Published models that this program does not train: their parameters and floating-point operations are counted from
+// their configurations, for plans without memory.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+namespace llmc {
+
+struct DescribedModel {
+    std::string_view name, description;
+    std::int64_t parameters, active_parameters;  // active: those that one token uses
+    std::int64_t input_embeddings;               // parameters that no product reads
+    std::int64_t sequence_length;                // of its pretraining
+    // Floating-point operations of attention of a token, forward and backward, for each token of the sequence: by
+    // 3 L H (d_qk + d_v) with causal attention, and twice that where tokens see all others.
+    double attention_per_token;
+    std::int64_t buffer_bytes;  // that Hugging Face's model has beside its weights
+
+    // 6 (N_active - input embeddings) + attention
+    double flops_per_token(std::int64_t sequence) const {
+        return 6 * static_cast<double>(active_parameters - input_embeddings) +
+               attention_per_token * static_cast<double>(sequence);
+    }
+};
+
+std::span<const DescribedModel> described_models();
+const DescribedModel* described_model(std::string_view name);  // null if there is none
+
+}  // namespace llmc
