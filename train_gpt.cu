@@ -61,6 +61,7 @@ void train(llmc::PreparedRun& run);
 }  // namespace
 
 int main(int argc, char** argv) {
+    // What is only planned or printed needs no other process.
     if (const std::optional<int> status = llmc::plan_command(argc, argv)) return *status;
     // With --processes N, this process only starts N others and waits for them.
     if (const std::optional<int> status = llmc::launch_processes(argc, argv)) return *status;
@@ -95,25 +96,14 @@ void prepare_and_run(llmc::Session& session, std::unique_ptr<llmc::PreparedRun>&
     }
 }
 
-// Up to the open files. Writes nothing. False if nothing is left to do: the options ask for a plan, or a signal
-// asks to stop.
+// Up to the open files. Writes nothing. False if a signal asks to stop.
 bool prepare(llmc::PreparedRun& run) {
     llmc::Session& session = run.session;
     run.earlier_record = llmc::wait_for_other_starts(session);
     if (session.stops_early()) return false;
 
     run.choose_device_and_mesh();
-    if (run.options.print_model) {
-        session.console().text(llmc::model_text(run.spec, run.device().sizes()));
-        return false;
-    }
-
     run.plan_memory();
-    if (run.options.plans_only()) {
-        llmc::show_plan(run);
-        return false;
-    }
-
     run.open_files();
     return !session.stops_early();
 }

@@ -2,8 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <exception>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -45,17 +48,46 @@ int plan(const std::vector<std::string>& arguments) {
     return run ? status_of(run->verdict) : 0;
 }
 
+// The rank that a launcher gave this process; 0 without one. Only rank 0 prints.
+bool is_rank_zero() {
+    for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "RANK", "SLURM_PROCID"})
+        if (const char* const rank = std::getenv(name)) return std::string_view(rank) == "0";
+    return true;
+}
+
+// The number of processes of a launcher's job; none without one.
+std::optional<std::string> launched_processes() {
+    for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE", "SLURM_NTASKS"})
+        if (const char* const size = std::getenv(name)) return size;
+    return std::nullopt;
+}
+
+bool may_print(std::span<const char* const> words) {
+    return std::ranges::any_of(words, [](std::string_view word) {
+        return word == "--print-step" || word == "--print-model" || word == "--pipeline-timeline";
+    });
+}
+
 }  // namespace
 
 std::optional<int> plan_command(int argc, const char* const* argv) {
-    if (argc < 2 || std::string_view(argv[1]) != "plan") return std::nullopt;
+    const std::span words(argv, static_cast<std::size_t>(argc));
+    const bool is_plan = argc > 1 && std::string_view(argv[1]) == "plan";
+    if (!is_plan && !may_print(words)) return std::nullopt;
     fill_standard_streams();
-    std::vector<std::string> arguments = {argv[0]};
-    arguments.insert(arguments.end(), argv + 2, argv + argc);
+    std::vector<std::string> arguments(words.begin(), words.end());
     try {
-        return plan(arguments);
+        if (is_plan) {
+            arguments.erase(arguments.begin() + 1);
+            return plan(arguments);
+        }
+        if (const auto processes = launched_processes()) arguments.push_back("--processes=" + *processes);
+        Console console(is_rank_zero());
+        if (!print_instead_of_run(console, arguments)) return std::nullopt;
+        console.require_written();
+        return 0;
     } catch (const std::exception& fault) {
-        write_error(fmt::format("error: {}\n", fault.what()));
+        if (is_plan || is_rank_zero()) write_error(fmt::format("error: {}\n", fault.what()));
         return 1;
     }
 }

@@ -1,11 +1,20 @@
-// The command `./train_gpt plan`, which answers in one process, without starting or joining others.
+// The commands that answer in one process, without starting or joining others: `./train_gpt plan`, and the options that
+// print what a run would do.
 #pragma once
 
 #include <optional>
+#include <string>
+#include <vector>
+
+#include "llmc/train/console.h"
 
 namespace llmc {
 
-// Performs the command line if it is the planner's: prints the plan and returns the exit status. Otherwise nothing.
+// Performs the command line if it is one of these, and returns the exit status. Otherwise nothing.
 std::optional<int> plan_command(int argc, const char* const* argv);
+
+// --print-model, --print-step, and --pipeline-timeline with --steps 0 (print_command.cpp). False for another command
+// line.
+bool print_instead_of_run(Console& console, const std::vector<std::string>& arguments);
 
 }  // namespace llmc

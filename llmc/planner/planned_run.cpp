@@ -138,10 +138,10 @@ std::vector<std::string> words_of_run(const std::vector<std::string>& arguments)
 
 // The command that starts the run: --processes on one machine, mpirun on several, Slurm's srun for more than mpirun is
 // good for.
-std::string command_of(const PlannedRun& run, const std::vector<std::string>& arguments) {
+std::string command_of(const PlannedRun& run) {
     constexpr int most_of_mpirun = 1024;
     const int ranks = run.mesh->world(), nodes = run.machines.nodes, each = run.machines.ranks_of_node;
-    const std::string program = shell_word(arguments.front());
+    const std::string program = shell_word(run.arguments.front());
     std::string text = program;
     if (ranks > most_of_mpirun) {
         text =
@@ -151,7 +151,7 @@ std::string command_of(const PlannedRun& run, const std::vector<std::string>& ar
     } else if (ranks > 1) {
         text += fmt::format(" --{} {}", processes_option, ranks);
     }
-    for (const std::string& word : words_of_run(arguments)) text += " " + shell_word(word);
+    for (const std::string& word : words_of_run(run.arguments)) text += " " + shell_word(word);
     return text;
 }
 
@@ -164,27 +164,18 @@ Verdict verdict_of(const PlannedRun& run) {
     return bytes * on_node + last > run.machines.usable * on_node ? Verdict::tight : Verdict::fits;
 }
 
-std::size_t staging_of(const PlannedRun& run) {
-    return run.machines.gpu ? 0 : HostCommunicator::staging_bytes(run.mesh->world());
-}
-
 void plan_memory(PlannedRun& run) {
-    RunSpec spec = run_spec(run.options, *run.mesh, *run.machines.sizes);
-    spec.machine = {.bytes = run.machines.usable,
-                    .name = run.machines.gpu ? run.machines.gpu->name : "this machine",
-                    .more_processes_bring_more = run.machines.gpu.has_value()};
     const DeviceSizes& sizes = *run.machines.sizes;
-    const std::size_t staging = staging_of(run);
-    RunNeeds needs = needs_of(spec, sizes, staging);
-    check_micro_batches(spec, needs.micro_batch);
-    run.fullest = short_plan(needs, needs.fullest_stage(), sizes, staging);
+    RunNeeds needs = needs_of(*run.spec, sizes, run.staging_bytes);
+    check_micro_batches(*run.spec, needs.micro_batch);
+    run.fullest = short_plan(needs, needs.fullest_stage(), sizes, run.staging_bytes);
     run.peak = activation_peak(*run.fullest);
     run.needs = std::move(needs);
     run.verdict = verdict_of(run);
     if (run.verdict != Verdict::does_not_fit) return;
     const auto bytes = static_cast<std::int64_t>(run.needs->largest_memory());
     const FindNeeds find = [&](const RunSpec& other, std::int64_t sequences) {
-        return needs_of(other, sizes, staging, sequences);
+        return needs_of(other, sizes, run.staging_bytes, sequences);
     };
     run.why_not.push_back({std::string(memory_rule), bytes, static_cast<std::int64_t>(run.machines.usable),
                            remedy_of(*run.needs, find).as_options()});
@@ -252,47 +243,28 @@ std::string published_batch(const PlannedRun& run) {
     return batch == 0 ? "" : fmt::format("--global-batch-tokens={}", batch);
 }
 
+// A run on these machines.
+void settle(PlannedRun& run, int ranks) {
+    run.model = run.options.make_model();
+    settle_machine(run.options, ranks, run.machines.ranks_of_node);
+    settle_batch(run.options, ranks);
+    run.mesh = run.options.mesh(ranks, 0);
+    settle_mesh(run.options, *run.mesh);
+    run.staging_bytes = run.machines.gpu ? 0 : HostCommunicator::staging_bytes(run.mesh->world());
+    run.spec = run_spec(run.options, *run.mesh, *run.machines.sizes);
+    if (run.options.plans_only()) return;  // prints lists, whatever they need
+    run.spec->machine = {.bytes = run.machines.usable,
+                         .name = run.machines.gpu ? run.machines.gpu->name : "this machine",
+                         .more_processes_bring_more = run.machines.gpu.has_value()};
+}
+
 // The plan of complete options; why_not has the first rule that they break.
-PlannedRun planned(std::vector<std::string> arguments, std::string& text) {
+PlannedRun planned(const std::vector<std::string>& arguments, std::string& text) {
     PlannedRun run;
-    run.described = take_described_model(arguments);
-    std::vector<const char*> words;
-    for (const std::string& argument : arguments) words.push_back(argument.c_str());
-    std::optional<Options> options =
-        parse_options(static_cast<int>(words.size()), words.data(), text, run.asked);
-    if (!options) return run;
-    run.options = *std::move(options);
-    refuse_unused(run);
-    if (const std::string batch = published_batch(run); !batch.empty()) {
-        arguments.push_back(batch);
-        run = planned(arguments, text);
-        run.notes.push_back(fmt::format("--global-batch-tokens is {}, that of the model's publication",
-                                        *run.options.global_batch_tokens));
-        return run;
-    }
-    const PlanOptions& asked = run.asked;
-    const std::int64_t mesh_ranks = run.options.pipeline_parallel * run.options.tensor_parallel;
-    if (asked.gpus && asked.processes && asked.gpus != asked.processes)
-        user_error("--gpus {} and --processes {} are one number; leave one of them out", *asked.gpus,
-                   *asked.processes);
-    const auto ranks = static_cast<int>(asked.gpus.value_or(asked.processes.value_or(mesh_ranks)));
-    run.machines = machines_of(asked, run.options, ranks, run.notes);
-    settle_device(run.options, run.machines.gpu ? DeviceKind::cuda : DeviceKind::cpu);
-    if (run.options.attention == "cudnn")
-        run.notes.emplace_back(
-            "--attention cudnn is planned as --attention flash: its workspace is known on a GPU only");
     try {
-        if (run.described || asked.parameters) {
-            plan_nominal(run, ranks);
-        } else {
-            run.model = run.options.make_model();
-            settle_machine(run.options, ranks, run.machines.ranks_of_node);
-            settle_batch(run.options, ranks);
-            run.mesh = run.options.mesh(ranks, 0);
-            settle_mesh(run.options, *run.mesh);
-            plan_memory(run);
-            if (run.why_not.empty()) run.command = command_of(run, arguments);
-        }
+        if (!prepare(run, arguments, text)) return run;
+        if (run.spec) plan_memory(run);
+        if (run.spec && run.why_not.empty()) run.command = command_of(run);
     } catch (const BrokenRule& broken) {
         run.needs.reset();
         run.why_not.push_back(broken.rule);
@@ -301,7 +273,8 @@ PlannedRun planned(std::vector<std::string> arguments, std::string& text) {
     constexpr std::string_view processes = "--processes";
     for (Rule& rule : run.why_not) {
         const std::size_t place = rule.change.find(processes);
-        if (asked.gpus && place != std::string::npos) rule.change.replace(place, processes.size(), "--gpus");
+        if (run.asked.gpus && place != std::string::npos)
+            rule.change.replace(place, processes.size(), "--gpus");
     }
     run.notes.insert(run.notes.begin(), run.options.notes.begin(), run.options.notes.end());
     return run;
@@ -341,6 +314,47 @@ std::string whole_change(const std::vector<std::string>& arguments, const Rule& 
 }
 
 }  // namespace
+
+bool prepare(PlannedRun& run, std::vector<std::string> arguments, std::string& text) {
+    run.described = take_described_model(arguments);
+    std::vector<const char*> words;
+    for (const std::string& argument : arguments) words.push_back(argument.c_str());
+    std::optional<Options> options =
+        parse_options(static_cast<int>(words.size()), words.data(), text, run.asked);
+    if (!options) return false;
+    run.options = *std::move(options);
+    refuse_unused(run);
+    if (const std::string batch = published_batch(run); !batch.empty()) {
+        arguments.push_back(batch);
+        run = {};
+        run.notes.push_back(fmt::format("{} is that of the model's publication", batch));
+        return prepare(run, arguments, text);
+    }
+    run.arguments = std::move(arguments);
+    const PlanOptions& asked = run.asked;
+    const std::int64_t mesh_ranks = run.options.pipeline_parallel * run.options.tensor_parallel;
+    if (asked.gpus && asked.processes && asked.gpus != asked.processes)
+        user_error("--gpus {} and --processes {} are one number; leave one of them out", *asked.gpus,
+                   *asked.processes);
+    const auto ranks = static_cast<int>(asked.gpus.value_or(asked.processes.value_or(mesh_ranks)));
+    try {
+        run.machines = machines_of(asked, run.options, ranks, run.notes);
+        settle_device(run.options, run.machines.gpu ? DeviceKind::cuda : DeviceKind::cpu);
+        if (run.options.attention == "cudnn")
+            run.notes.emplace_back(
+                "--attention cudnn is planned as --attention flash: its workspace is known on a GPU only");
+        if (run.described || asked.parameters) {
+            plan_nominal(run, ranks);
+        } else {
+            settle(run, ranks);
+        }
+    } catch (const BrokenRule& broken) {
+        throw BrokenRule(broken.rule, with_place(run.options, broken.what()));
+    } catch (const UserError& fault) {
+        throw UserError(with_place(run.options, fault.what()));
+    }
+    return true;
+}
 
 std::string_view name_of(Verdict verdict) {
     return name_among(verdict, "fits", "tight", "does not fit", "impossible");

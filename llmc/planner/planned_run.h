@@ -64,13 +64,16 @@ struct PlannedRun {
     std::optional<Model> model;
     const DescribedModel* described = nullptr;
     std::optional<Mesh> mesh;
+    std::optional<RunSpec> spec;
+    std::size_t staging_bytes = 0;
     std::optional<RunNeeds> needs;  // none if no run can have these options
     std::optional<ActivationPeak> peak;
     std::optional<RunPlan> fullest;  // the short plan of the stage that needs most
     std::vector<Rule> why_not;
     Verdict verdict = Verdict::impossible;
     std::vector<std::string> notes;
-    std::string command;  // which starts the run; empty if none can
+    std::vector<std::string> arguments;  // of the run and of its plan
+    std::string command;                 // which starts the run; empty if none can
 
     double parameters() const;
     std::optional<double> flops_per_token() const;
@@ -83,6 +86,10 @@ struct PlannedRun {
     }
     std::optional<BesideArenas> beside() const;
 };
+
+// Reads the command line of a run without the word "plan", as far as its mesh and `spec`. For --help returns false and
+// puts the output into `text`. UserError for options that no run can have.
+bool prepare(PlannedRun& run, std::vector<std::string> arguments, std::string& text);
 
 // Plans the run of a command line without the word "plan". For --help returns nothing and puts the output into `text`.
 // UserError for options without a meaning; options that only break a rule get a plan that says so.

@@ -199,10 +199,6 @@ bool Options::uses_weights() const {
     return steps > 0 || generate || (resume && !resume_if_any) || !init.empty() || !export_file.empty();
 }
 
-int Options::processes_of_plan(int started) const {
-    return plans_only() && started == 1 ? static_cast<int>(pipeline_parallel * tensor_parallel) : started;
-}
-
 ModelChoices Options::choices_of_model() const {
     ModelChoices choices = choices_of(model);
     for (auto& [name, choice] : choices.values)

@@ -155,7 +155,6 @@ struct Options {
     bool plans_only() const;
     // Whether the run needs the model's memory. With --steps 0 it may only plan.
     bool uses_weights() const;
-    int processes_of_plan(int started) const;
 
     // The options must be resolved. make_model() throws UserError if they make no valid model.
     ModelChoices choices_of_model() const;

@@ -41,18 +41,18 @@ void PreparedRun::choose_device_and_mesh() {
     Options& settled = session.options();
     world.set_timeout(std::chrono::seconds(options.communication_timeout));
     place = open_device(settled, session.job());
-    settle_machine(settled, options.processes_of_plan(world.size()), session.job().local_size());
-    settle_batch(settled, options.processes_of_plan(world.size()));
-    const Mesh mesh = options.mesh(options.processes_of_plan(world.size()), world.rank());
+    settle_machine(settled, world.size(), session.job().local_size());
+    settle_batch(settled, world.size());
+    const Mesh mesh = options.mesh(world.size(), world.rank());
     settle_mesh(settled, mesh);
     spec = run_spec(options, mesh, device().sizes());
 }
 
 void PreparedRun::plan_memory() {
     HostCommunicator& world = session.world();
-    if (!options.plans_only()) ranks.emplace(open_mesh(options, world, device(), spec));
+    ranks.emplace(open_mesh(options, world, device(), spec));
     staging_bytes = llmc::staging_bytes(world, device());
-    if (!options.plans_only()) spec.machine = free_memory(place, world);
+    spec.machine = free_memory(place, world);
     spec.may_exceed_machine = options.steps == 0 && !options.uses_weights();
     plan = plan_run(spec, device().sizes(), staging_bytes);
 }

@@ -258,47 +258,4 @@ Rows summary_rows(const PreparedRun& run, const Outcome& outcome) {
     return rows;
 }
 
-namespace {
-
-std::string lists_of_stages(RunSpec spec, const DeviceSizes& sizes, std::size_t staging, bool are_whole) {
-    std::string text;
-    for (int stage = 0; stage < spec.mesh.pipeline; ++stage) {
-        spec.mesh.rank = spec.mesh.rank_of(stage, 0, 0);
-        const RunPlan plan = plan_run(spec, sizes, staging);
-        text += fmt::format("{}{}", stage > 0 ? "\n" : "", to_string(plan.training, are_whole));
-    }
-    return text;
-}
-
-}  // namespace
-
-void show_plan(PreparedRun& run) {
-    if (!run.is_rank_zero()) return;
-    const Options& options = run.options;
-    Console& console = run.session.console();
-    if (options.print_step) {
-        console.text(
-            lists_of_stages(run.plan.spec, run.device().sizes(), run.staging_bytes, options.verbose));
-        return;
-    }
-    const std::optional<double> peak = run.device().peak_flops(run.plan.spec.dtype);
-    std::filesystem::path folder = choose_out_dir(options);
-    require_no_checkpoint(folder);
-    if (holds_run(folder)) {
-        show_expected(console, run.plan, peak, std::nullopt);
-        console.note(
-            fmt::format("{} holds a run, so the timeline is not written there; for its files, choose "
-                        "another --out-dir",
-                        folder.string()));
-        return;
-    }
-    naming_option("--out-dir", [&] {
-        if (options.out_dir.empty()) folder = claim_directory(folder);
-        make_directory(folder);
-        show_expected(console, run.plan, peak, folder);
-    });
-    console.note(fmt::format("the timeline is in {0}/{1}.svg, and as a trace in {0}/{1}.json",
-                             folder.string(), estimated_name));
-}
-
 }  // namespace llmc

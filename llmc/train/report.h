@@ -41,11 +41,6 @@ std::string sent_text(std::span<const StageNeeds> stages);
 // "28.1 GiB per process", and the bytes of each arena on the stage that needs most.
 std::string memory_text(const Mesh& mesh, std::span<const StageNeeds> stages);
 Rows summary_rows(const PreparedRun& run, const Outcome& outcome);
-// Shows a run that is only planned (Options::plans_only). --print-step prints the list of actions of the
-// first rank of every stage. --pipeline-timeline draws the chart, and writes its files to the results'
-// folder. Rank 0 shows it. UserError if a file cannot be written.
-void show_plan(PreparedRun& run);
-
 // --print-model: the model of a run as text (model_report.cpp).
 //
 // Lists the parts, the parameters with this mesh's shards, and the operations. For each operation it gives

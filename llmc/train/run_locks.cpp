@@ -50,7 +50,7 @@ bool use_folder(const std::vector<Output>& outputs) { return std::ranges::any_of
 
 // As far as the options tell, before the model and the data are known.
 std::vector<Output> outputs_of(const Options& options) {
-    if (options.generate || options.plans_only()) return {};
+    if (options.generate) return {};
     const fs::path out_dir = choose_out_dir(options);
     const std::optional<CheckpointInfo> checkpoint = find_checkpoint(options, out_dir);
     const bool trains = has_steps_to_train(options, checkpoint);
