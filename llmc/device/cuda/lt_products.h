@@ -17,6 +17,7 @@
 #include "llmc/core/dtype.h"
 #include "llmc/core/tensor.h"
 #include "llmc/device/cuda/cuda_streams.h"
+#include "llmc/device/cuda/workspace.h"
 
 namespace llmc::cuda {
 
