@@ -37,6 +37,8 @@ std::optional<double> number_in(const std::string& text) {
 
 }  // namespace
 
+namespace {
+
 void add_plan_options(CLI::App& app, PlanOptions& options) {
     using Parse = std::function<std::optional<double>(const std::string&)>;
     const auto add = [&](const std::string& name, const char* value, const std::string& help,
@@ -79,8 +81,6 @@ void add_plan_options(CLI::App& app, PlanOptions& options) {
     add_whole("gpus", options.gpus, "Plan for N GPUs in all, with a process for each");
     add_whole("processes", options.processes, "Plan for N processes in all: on CPUs, or the same as --gpus");
     add_whole("nodes", options.nodes, "Divide them among N machines (default: 8 GPUs each, of GB200 72)");
-    add_number("network", options.network, "N", number_in, "GB/s of a GPU in one direction, such as 50",
-               "Network of a GPU in one direction, in GB/s: 50 is 400 Gb/s (default: 50; A100 25)");
     add_number("host-memory", options.host_bytes, "SIZE", parse_bytes, "a size, such as 512GB",
                "Memory of a machine, such as 2TB (default: on CPUs, what is free on this one)");
     add_number("gpu-memory", options.gpu_gib, "N", number_in, "GiB, such as 79.2",
@@ -115,6 +115,20 @@ void add_plan_options(CLI::App& app, PlanOptions& options) {
         ->configurable(false)
         ->disable_flag_override()
         ->group("Plan");
+}
+
+}  // namespace
+
+OtherCommand plan_command_line(PlanOptions& options) {
+    return {
+        .name = "plan",
+        .description = "Plan a run without starting it: ./train_gpt plan --model llama3-70b --gpus 64",
+        .exit_statuses =
+            "  0   the run fits\n"
+            "  1   an option has no meaning; one line on standard error says which and why\n"
+            "  2   the run does not fit, or no run can have these options: the plan says what would mend it\n"
+            "  3   the run fits, but within the last GiB\n",
+        .add_options = [&options](CLI::App& app) { add_plan_options(app, options); }};
 }
 
 std::vector<std::string> plan_option_names() {

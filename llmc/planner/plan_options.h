@@ -6,9 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace CLI {
-class App;
-}
+#include "llmc/train/options.h"
 
 namespace llmc {
 
@@ -17,7 +15,6 @@ struct PlanOptions {
     std::optional<std::int64_t> gpus, processes,
         nodes;  // two names of one number: the processes of the run in all
     std::optional<double> gpu_gib, gpu_tflops, gpu_bandwidth;  // GiB that a process sees; bf16; 1e9 bytes/s
-    std::optional<double> network;                             // 1e9 bytes/s of a GPU, one direction
     std::optional<double> host_bytes;                          // of a node
     std::optional<double> tokens, price, speed,
         lost;                          // of the run; USD an hour; tokens/s of a GPU; a fraction
@@ -26,8 +23,9 @@ struct PlanOptions {
     bool json = false;
 };
 
-// Adds them to the command line. Values that are out of range are refused as the options of a run are.
-void add_plan_options(CLI::App& app, PlanOptions& options);
+// The command that has them, with what it writes into `options`, which must outlive it. Values that are out of range
+// are refused as the options of a run are.
+OtherCommand plan_command_line(PlanOptions& options);
 // "--gpu", "--gpus" and so on.
 std::vector<std::string> plan_option_names();
 

@@ -30,8 +30,11 @@ std::string machines_text(const PlannedRun& run) {
     const std::string on = machines.nodes == 1 ? "1 machine" : plural(machines.nodes, "machine");
     if (!machines.gpu)
         return fmt::format("CPUs, {}; {} of memory on each", on, human_bytes(machines.host_bytes));
-    return fmt::format("{}, {:.4g} GiB of memory; {}, {} on each", machines.gpu->name, machines.gpu->gib, on,
-                       plural(machines.ranks_of_node, "GPU"));
+    return fmt::format("{}, {:.4g} GiB of memory; {}, {}{} on each", machines.gpu->name, machines.gpu->gib,
+                       on, plural(machines.ranks_of_node, "GPU"),
+                       machines.host_bytes > 0
+                           ? fmt::format(" and {} of host memory", human_bytes(machines.host_bytes))
+                           : "");
 }
 
 std::string verdict_text(const PlannedRun& run) {

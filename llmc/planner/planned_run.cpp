@@ -81,7 +81,6 @@ std::optional<GpuModel> chosen_gpu(const PlanOptions& asked, const Options& opti
     if (asked.gpu_gib) gpu.gib = gpu.nominal_gb = *asked.gpu_gib;
     if (asked.gpu_tflops) gpu.bf16 = 1e12 * *asked.gpu_tflops;
     if (asked.gpu_bandwidth) gpu.memory_gbs = *asked.gpu_bandwidth;
-    if (asked.network) gpu.network_gbs = *asked.network;
     if (asked.price) gpu.dollars_an_hour = asked.price;
     if (gpu.gib <= 1)
         user_error("--gpu {}: how much of its memory a process sees is not known; give it by --gpu-memory",
@@ -320,7 +319,8 @@ bool prepare(PlannedRun& run, std::vector<std::string> arguments, std::string& t
     std::vector<const char*> words;
     for (const std::string& argument : arguments) words.push_back(argument.c_str());
     std::optional<Options> options =
-        parse_options(static_cast<int>(words.size()), words.data(), text, run.asked);
+
+        parse_options(static_cast<int>(words.size()), words.data(), text, plan_command_line(run.asked));
     if (!options) return false;
     run.options = *std::move(options);
     refuse_unused(run);

@@ -19,7 +19,6 @@
 #include "llmc/core/error.h"
 #include "llmc/core/text.h"
 #include "llmc/core/version.h"
-#include "llmc/planner/plan_options.h"
 #include "llmc/train/config_file.h"
 #include "llmc/train/generate.h"
 #include "llmc/train/resume.h"
@@ -232,50 +231,45 @@ std::span<const RemovedOption> removed_options() { return all_removed_options; }
 
 namespace {
 
-// `plan` is null for a run.
+// `command` is null for a run.
 std::optional<Options> parse(int argc, const char* const* argv, std::string& text,
-                             std::span<const RemovedOption> removed, PlanOptions* plan) {
+                             std::span<const RemovedOption> removed, const OtherCommand* command) {
     Options options;
-    CLI::App app(plan ? "Plan a run without starting it: ./train_gpt plan --model llama3-70b --gpus 64."
-                      : "Train a GPT: ./train_gpt with one process, ./train_gpt --processes 8 with eight.",
-                 plan ? "train_gpt plan" : "train_gpt");
+    CLI::App app(command ? std::string(command->description)
+                         : "Train a GPT: ./train_gpt with one process, ./train_gpt --processes 8 with eight.",
+                 command ? fmt::format("train_gpt {}", command->name) : "train_gpt");
     app.get_formatter()->column_width(help_column);
     app.set_help_flag("-h,--help", "Print this help and exit")->disable_flag_override();
-    app.footer(
-        plan
-            ? "\nExit status:\n"
-              "  0   the run fits\n"
-              "  1   an option has no meaning; one line on standard error says which and why\n"
-              "  2   the run does not fit, or no run can have these options: the plan says what would mend "
-              "it\n"
-              "  3   it fits, but within the last GiB\n"
-            : "\nGeneration:\n"
-              "  --generate prints the prompt and then --sample-tokens more tokens, each as soon as it is "
-              "sampled.\n"
-              "  Standard output has the text only; everything else goes to standard error. After --seq-len\n"
-              "  tokens, the model continues from the later half of them.\n\n"
-              "Signals:\n"
-              "  After Ctrl-C (SIGINT), SIGHUP (a closed terminal), SIGUSR1 or SIGTERM the program finishes "
-              "its\n"
-              "  step, saves a checkpoint and prints the command that continues the run. A second signal "
-              "ends it\n"
-              "  at once. Under mpirun, all but SIGUSR1 end it at once; SIGUSR1 to mpirun stops it in "
-              "order.\n\n"
-              "Processes:\n"
-              "  --processes N starts N processes on this machine; mpirun starts them on several machines. "
-              "Other\n"
-              "  launchers (torchrun, Slurm, a shell) set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; "
-              "the\n"
-              "  processes then connect over TCP, within TRAIN_GPT_CONNECT_SECONDS (default: 300).\n\n"
-              "Exit status:\n"
-              "  0   success\n"
-              "  1   error; one line on standard error says what, why, and what to do\n"
-              "  75  stopped by a signal; all that was trained is saved, and --resume-if-any goes on\n");
+    if (command) app.footer(fmt::format("\nExit status:\n{}", command->exit_statuses));
+    if (!command)
+        app.footer(
+            "\nGeneration:\n"
+            "  --generate prints the prompt and then --sample-tokens more tokens, each as soon as it is "
+            "sampled.\n"
+            "  Standard output has the text only; everything else goes to standard error. After --seq-len\n"
+            "  tokens, the model continues from the later half of them.\n\n"
+            "Signals:\n"
+            "  After Ctrl-C (SIGINT), SIGHUP (a closed terminal), SIGUSR1 or SIGTERM the program finishes "
+            "its\n"
+            "  step, saves a checkpoint and prints the command that continues the run. A second signal "
+            "ends it\n"
+            "  at once. Under mpirun, all but SIGUSR1 end it at once; SIGUSR1 to mpirun stops it in "
+            "order.\n\n"
+            "Processes:\n"
+            "  --processes N starts N processes on this machine; mpirun starts them on several machines. "
+            "Other\n"
+            "  launchers (torchrun, Slurm, a shell) set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; "
+            "the\n"
+            "  processes then connect over TCP, within TRAIN_GPT_CONNECT_SECONDS (default: 300).\n\n"
+            "Exit status:\n"
+            "  0   success\n"
+            "  1   error; one line on standard error says what, why, and what to do\n"
+            "  75  stopped by a signal; all that was trained is saved, and --resume-if-any goes on\n");
     app.set_version_flag("--version",
                          fmt::format("train_gpt {} (commit {})\nGPUs: {}", version(), commit(), gpu_part()),
                          "Print the version and which GPUs it was compiled for, and exit")
         ->disable_flag_override();
-    if (plan) add_plan_options(app, *plan);
+    if (command) command->add_options(app);
     add_settings(app, options);
 
     std::string resume;
@@ -312,7 +306,7 @@ std::optional<Options> parse(int argc, const char* const* argv, std::string& tex
          "Results");
     // launch_processes() in main() takes this option out of the arguments.
     std::string processes;
-    if (!plan) {
+    if (!command) {
         app.add_option(
                fmt::format("--{}", processes_option), processes,
                as_help("Start N processes on this machine, which train together; `./train_gpt plan` plans "
@@ -394,8 +388,8 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::str
 }
 
 std::optional<Options> parse_options(int argc, const char* const* argv, std::string& text,
-                                     PlanOptions& plan) {
-    return parse(argc, argv, text, removed_options(), &plan);
+                                     const OtherCommand& command) {
+    return parse(argc, argv, text, removed_options(), &command);
 }
 
 std::string with_place(const Options& options, std::string_view error) {

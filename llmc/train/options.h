@@ -22,6 +22,10 @@
 #include "llmc/parallel/mesh.h"
 #include "llmc/parallel/pipeline/pipeline_schedule.h"
 
+namespace CLI {
+class App;
+}
+
 namespace llmc {
 
 // The options of the model families (model/family.h). One that was not given is empty.
@@ -29,8 +33,6 @@ using ModelOption = std::variant<std::optional<std::int64_t>, std::optional<doub
                                  std::optional<std::string>, std::optional<bool>>;
 using ModelOptions = std::map<std::string, ModelOption, std::less<>>;
 ModelOptions unset_model_options();
-
-struct PlanOptions;
 
 struct Options {
     // model; sizes that are not given come from the named model
@@ -193,8 +195,14 @@ std::span<const RemovedOption> removed_options();
 // and --dtype, settle_mesh sets --reduce-every, and the plan of the run chooses micro_batch_size.
 std::optional<Options> parse_options(int argc, const char* const* argv, std::string& text,
                                      std::span<const RemovedOption> removed = removed_options());
-// The same for `./train_gpt plan`, which has more options.
-std::optional<Options> parse_options(int argc, const char* const* argv, std::string& text, PlanOptions& plan);
+
+// Another command than a run, which has all options of a run, and its own in the place of --processes.
+struct OtherCommand {
+    std::string_view name, description, exit_statuses;  // for --help
+    std::function<void(CLI::App&)> add_options;
+};
+std::optional<Options> parse_options(int argc, const char* const* argv, std::string& text,
+                                     const OtherCommand& command);
 
 // Completes the options once the device is known: --device, and --dtype by default. Throws UserError for
 // options that this device does not support.
