@@ -217,6 +217,14 @@ Json cost_json(const PlannedRun& run) {
             {"factor", cost->factor}};
 }
 
+Json batch_json(const PlannedRun& run) {
+    if (!run.needs) return nullptr;
+    const RunSpec& spec = spec_of(run);
+    return {{"tokens", spec.global_batch_tokens},
+            {"micro_batch_sequences", run.needs->micro_batch},
+            {"micro_batches", spec.rank_sequences() / run.needs->micro_batch}};
+}
+
 Json memory_json(const PlannedRun& run) {
     if (!run.needs) return nullptr;
     const StageNeeds& stage = run.fullest_stage();
@@ -264,6 +272,7 @@ Json to_json(const PlannedRun& run) {
         json["mesh"] = mesh_record(*run.mesh);
         json["mesh"]["processes"] = run.mesh->world();
     }
+    json["batch"] = batch_json(run);
     json["memory"] = memory_json(run);
     json["sends"] = sends_json(run);
     json["cost"] = cost_json(run);

@@ -1,6 +1,9 @@
 """./train_gpt plan (docs/planner.md)."""
 
+import functools
 import json
+import operator
+import re
 import shlex
 import subprocess
 import time
@@ -95,3 +98,25 @@ def test_json_has_notes_apart():
     result = program.run("plan", "--gpus=64", "--json", check=False)
     json.loads(result.stdout)
     assert "note: --gpu was not given: planned for H100" in result.stderr
+
+
+def table_rows():
+    """The rows of docs/planner.md with options of the planner: (options, key, figure)."""
+    page = (program.ROOT / "docs/planner.md").read_text()
+    return re.findall(r"^\| [^|]+ \| `([^`]+)` \| `([^`]+)` \| ([^|]+) \|$", page, re.MULTILINE)
+
+
+@pytest.mark.parametrize("options, key, figure", table_rows(), ids=lambda value: value if value.startswith("-") else None)
+def test_the_figures_of_the_page(options, key, figure):
+    """The key's value, rounded to as many digits as the figure has."""
+    name, _, divisor = key.partition(" / ")
+    value = functools.reduce(operator.getitem, name.split("."), plan(*options.split())[0])
+    if isinstance(value, bool):
+        assert figure == str(value).lower()
+        return
+    digits = len(figure.partition(".")[2])
+    assert f"{value / float(divisor or 1):.{digits}f}" == figure
+
+
+def test_the_page_has_rows():
+    assert len(table_rows()) > 100

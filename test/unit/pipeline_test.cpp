@@ -314,5 +314,29 @@ TEST(CheckPasses, FindsPassesThatWaitForEver) {
     EXPECT_THROW(simulate(one_f_one_b, passes, equal_times(one_f_one_b, {1, 1, 1})), ProgrammingError);
 }
 
+// The figures of docs/planner.md: 32 layers on four stages, forward and backward one unit of time a layer.
+TEST(Lessons, PipelinesIdle) {
+    struct Lesson {
+        int micro_batches;
+        double total, idle;
+    };
+    const std::vector<PassTimes> times(4, PassTimes{.forward = 8, .backward_input = 8});
+    for (const auto& [micro_batches, total, idle] :
+         {Lesson{1, 64, 0.75}, Lesson{4, 112, 0.429}, Lesson{8, 176, 0.273}, Lesson{16, 304, 0.158},
+          Lesson{32, 560, 0.086}}) {
+        for (const PipelineSchedule schedule : {PipelineSchedule::gpipe, PipelineSchedule::one_f_one_b}) {
+            const PipelineSpec spec{.schedule = schedule, .stages = 4, .micro_batches = micro_batches};
+            const Timeline timeline = simulate(spec, pipeline_passes(spec), times);
+            EXPECT_EQ(timeline.total(), total);
+            EXPECT_NEAR(1 - timeline.work(0) / timeline.total(), idle, 0.0005);
+            const bool holds_all = schedule == PipelineSchedule::gpipe;
+            EXPECT_EQ(timeline.peak_in_flight(0), holds_all ? micro_batches : std::min(micro_batches, 4));
+        }
+    }
+    const PipelineSpec naive{.schedule = PipelineSchedule::naive, .stages = 4, .micro_batches = 8};
+    const Timeline timeline = simulate(naive, pipeline_passes(naive), times);
+    EXPECT_EQ(timeline.work(0) / timeline.total(), 0.25);
+}
+
 }  // namespace
 }  // namespace llmc
