@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes docs/options.md from what ./train_gpt --help prints: `make docs`.
+"""Writes docs/options.md from what ./train_gpt --help and ./train_gpt plan --help print: `make docs`.
 
     python3 dev/docs/options_page.py [PROGRAM]      # writes docs/options.md
     python3 dev/docs/options_page.py --print [PROGRAM]
@@ -18,7 +18,8 @@ PAGE = ROOT / "docs" / "options.md"
 COLUMN = 36  # --help's texts begin here, or on the next line where an option's name is longer
 HEAD = """# Options
 
-This page is `./train_gpt --help` as tables. `make docs` writes it, and a test compares the two.
+This page is `./train_gpt --help` as tables, and at its end what `./train_gpt plan --help` adds. `make docs` writes it,
+and a test compares the two.
 
 An option is `--name VALUE` or `--name=VALUE`. A switch is `--name`, and if it can be a key of a configuration file
 also `--name=false`. A configuration file for `--config` has the same names without the dashes;
@@ -26,8 +27,8 @@ also `--name=false`. A configuration file for `--config` has the same names with
 """
 
 
-def help_of(program):
-    return subprocess.run([program, "--help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+def help_of(program, *command):
+    return subprocess.run([program, *command, "--help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
 def option_of(line):
@@ -72,9 +73,10 @@ def table(lines):
     return out
 
 
-def page(text):
+def page(text, planner=""):
+    """`planner`: the --help of `plan`, whose first options are its own."""
     out = [HEAD]
-    for title, lines in sections(text).items():
+    for title, lines in {**sections(text), **{title: lines for title, lines in sections(planner).items() if title == "Plan"}}.items():
         out.append(f"## {title}\n")
         if option_of(lines[0]):
             out += table(lines)
@@ -89,7 +91,8 @@ if __name__ == "__main__":
     parser.add_argument("program", nargs="?", default="./train_gpt", metavar="PROGRAM")
     parser.add_argument("--print", action="store_true", dest="prints", help="print the page instead")
     arguments = parser.parse_args()
-    text = page(help_of(pathlib.Path(arguments.program).resolve()))
+    program = pathlib.Path(arguments.program).resolve()
+    text = page(help_of(program), help_of(program, "plan"))
     if arguments.prints:
         print(text, end="")
     else:

@@ -21,7 +21,7 @@ struct GpuModel {
     // The GiB that a process sees (as PyTorch's messages print them); 0: not known, so --gpu-memory is needed.
     double gib = 0;
     // In one direction, 1e9 bytes/s: the GPU's memory, its link to the GPUs of its node (0: over PCIe alone),
-    // PCIe, and the network of a usual cluster.
+    // PCIe, and the network of a typical cluster.
     double memory_gbs = 0, link_gbs = 0, pcie_gbs = 0, network_gbs = 0;
     int node = 8;                             // GPUs that the link connects
     std::optional<double> dollars_an_hour{};  // of common offers; for others, --price

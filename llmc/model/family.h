@@ -66,7 +66,7 @@ struct NamedModel {
     double learning_rate;  // suits the model with AdamW
     // The other options whose values are not the family's defaults.
     std::vector<std::pair<std::string_view, ModelValue>> others{};
-    // Tokens of a global batch in the model's publication; 0: not published. Plans of a whole run take it.
+    // Tokens of a global batch with which the model was published; 0: not known. Plans of a whole run take it.
     std::int64_t batch_tokens = 0;
 };
 

@@ -69,16 +69,18 @@ void check_divides(const char* divisor, const char* size, const ModelChoices& ch
     if (whole == below) return;
     if (below > 0) {
         const std::int64_t above = saturated_sum(below, parts);
-        refuse({fmt::format("{} divide {}", divisor, size), parts, whole, fmt::format("--{} {}", size, below)},
-               "--{} {} does not divide --{} {}; try --{} {}{}", divisor, parts, size, whole, size, below,
-                   above % parts == 0 ? fmt::format(" or {}", above) : "");
+        refuse(
+            {fmt::format("{} divide {}", divisor, size), parts, whole, fmt::format("--{} {}", size, below)},
+            "--{} {} does not divide --{} {}; try --{} {}{}", divisor, parts, size, whole, size, below,
+            above % parts == 0 ? fmt::format(" or {}", above) : "");
     }
     // The smallest quotient to suggest, such as a head size.
     constexpr std::int64_t smallest_part = 16;
     std::int64_t most = std::max<std::int64_t>(1, whole / smallest_part);
     while (whole % most != 0) --most;
     refuse({fmt::format("{} divide {}", divisor, size), parts, whole, fmt::format("--{} {}", divisor, most)},
-           "--{} {} is more than --{} {}; give a divisor of that, such as {}", divisor, parts, size, whole, most);
+           "--{} {} is more than --{} {}; give a divisor of that, such as {}", divisor, parts, size, whole,
+           most);
 }
 
 HeadSizes head_sizes(const ModelChoices& choices) {

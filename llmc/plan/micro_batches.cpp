@@ -59,23 +59,28 @@ std::int64_t best_micro_batch(const RunSpec& spec, std::int64_t limit) {
 void check_groups(const RunSpec& spec, std::int64_t micro_batch) {
     const std::int64_t sequences = spec.rank_sequences(), stages = spec.mesh.pipeline;
     if (spec.virtual_stages == 1 || sequences / micro_batch % stages == 0) return;
-    const auto refuse_number = [&](const std::string& why, const std::string& advice) {
+    const Rule rule{"the stages of an interleaved schedule divide the micro-batches", sequences / micro_batch,
+                    stages, ""};
+    const auto refuse_number = [&](const std::string& change, const std::string& why,
+                                   const std::string& advice) {
         refuse(
-            {"the stages of an interleaved schedule divide the micro-batches", sequences / micro_batch,
-             stages, advice},
+            {rule.rule, rule.value, rule.limit, change},
             "--pipeline-schedule interleaved needs a multiple of --pipeline-parallel {} micro-batches, but "
             "{}; try {}, or --pipeline-schedule 1f1b --virtual-stages 1",
             stages, why, advice);
     };
     if (sequences % stages == 0) {
+        const std::string change = fmt::format("--micro-batch-size {}", best_micro_batch(spec, micro_batch));
         refuse_number(
+            change,
             fmt::format("--micro-batch-size {} makes {} per step", micro_batch, sequences / micro_batch),
-            fmt::format("--micro-batch-size {}", best_micro_batch(spec, micro_batch)));
+            change);
     }
     const std::int64_t group = spec.model.sequence_length * spec.mesh.data_ranks() * stages;
-    refuse_number(fmt::format("--global-batch-tokens {} makes at most {} per step", spec.global_batch_tokens,
+    refuse_number(fmt::format("--global-batch-tokens {}", multiple_near(spec.global_batch_tokens, group)),
+                  fmt::format("--global-batch-tokens {} makes at most {} per step", spec.global_batch_tokens,
                               sequences),
-                  fmt::format("--global-batch-tokens {}", multiple_near(spec.global_batch_tokens, group)));
+                  fmt::format("--global-batch-tokens {}", multiples_near(spec.global_batch_tokens, group)));
 }
 
 std::int64_t choose_micro_batch(const RunSpec& spec) {

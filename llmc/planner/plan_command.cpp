@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "llmc/comm/bootstrap.h"
 #include "llmc/core/error.h"
 #include "llmc/core/standard_streams.h"
 #include "llmc/planner/plan_report.h"
@@ -32,8 +33,7 @@ constexpr int status_of(Verdict verdict) {
     }
 }
 
-int plan(const std::vector<std::string>& arguments) {
-    Console console(true);
+int plan(Console& console, const std::vector<std::string>& arguments) {
     std::string text;
     const std::optional<PlannedRun> run = planned_run(arguments, text);
     if (!run) {
@@ -76,18 +76,20 @@ std::optional<int> plan_command(int argc, const char* const* argv) {
     if (!is_plan && !may_print(words)) return std::nullopt;
     fill_standard_streams();
     std::vector<std::string> arguments(words.begin(), words.end());
+    Console console(is_rank_zero());
     try {
         if (is_plan) {
             arguments.erase(arguments.begin() + 1);
-            return plan(arguments);
+            return plan(console, arguments);
         }
         if (const auto processes = launched_processes()) arguments.push_back("--processes=" + *processes);
-        Console console(is_rank_zero());
         if (!print_instead_of_run(console, arguments)) return std::nullopt;
         console.require_written();
         return 0;
     } catch (const std::exception& fault) {
-        if (is_plan || is_rank_zero()) write_error(fmt::format("error: {}\n", fault.what()));
+        // mpirun complains of a process that ends with an error before it has joined the job.
+        if (launched_processes()) Job().fail(fault.what());
+        write_error(fmt::format("error: {}\n", fault.what()));
         return 1;
     }
 }

@@ -233,7 +233,7 @@ void refuse_unused(const PlannedRun& run) {
         user_error("--convention-optimizer sgd: our runs use AdamW; choose another --memory-convention");
 }
 
-// The batch of the model's publication for a plan of a whole run, as an argument; empty if there is none.
+// The batch with which the model was published, for a plan of a whole run, as an argument; empty if there is none.
 std::string published_batch(const PlannedRun& run) {
     if (!run.asked.tokens || run.options.is_given("global-batch-tokens") || run.asked.parameters ||
         run.described || run.options.folder)
@@ -327,7 +327,7 @@ bool prepare(PlannedRun& run, std::vector<std::string> arguments, std::string& t
     if (const std::string batch = published_batch(run); !batch.empty()) {
         arguments.push_back(batch);
         run = {};
-        run.notes.push_back(fmt::format("{} is that of the model's publication", batch));
+        run.notes.push_back(fmt::format("{} is that with which the model was published", batch));
         return prepare(run, arguments, text);
     }
     run.arguments = std::move(arguments);

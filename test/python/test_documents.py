@@ -83,7 +83,8 @@ def test_targets_exist(document):
 
 @pytest.mark.parametrize("document", NAMES)
 def test_options_exist(document):
-    options = set(re.findall(r"^ +(?:-\w,)?--([a-z0-9-]+)", program.run("--help").stdout, re.MULTILINE))
+    text = program.run("--help").stdout + program.run("plan", "--help").stdout
+    options = set(re.findall(r"^ +(?:-\w,)?--([a-z0-9-]+)", text, re.MULTILINE))
     for script in [*ROOT.glob("data/*.py"), *ROOT.glob("scripts/*.py")]:
         options |= set(re.findall(r"add_argument\([^)]*?\"--([a-z0-9-]+)", script.read_text()))
     assert not named_options(document) - options - OTHERS

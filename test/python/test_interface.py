@@ -69,6 +69,24 @@ def test_keys_of_metrics(folder):
         assert [list(stage) for stage in head["run"]["pipeline"][key]] == 2 * [list(head["run"][key])]
 
 
+def test_keys_of_a_plan():
+    """A run that fits, one that does not, and one that no run can have."""
+    options = ["plan", *program.SMALL, "--tokens=1B", "--speed=1000", "--json"]
+    plans = [json.loads(program.run(*options, *more, check=False).stdout) for more in ([], ["--gpus=8"], ["--gpu=H100", "--gpu-memory=1.01"], ["--gpus=3", "--tensor-parallel=3"])]
+    named = rows("key of a plan")
+    for plan in plans:
+        assert set(plan) == {key for key in named if "." not in key}
+    made = plans[1]
+    for key, keys in [("model", made["model"]), ("memory", made["memory"]), ("cost", made["cost"])]:
+        assert list(keys) == [name for name in keys_in(named[key]) if name not in ("run", "null")][:len(keys)], key
+    assert list(made["memory"]["beside"]) == keys_in(named["memory.beside"])[:-1]
+    assert list(made["memory"]["peak"]) == keys_in(named["memory.peak"])
+    assert set(keys_in(named["convention"])) - {"accelerate"} == set(made["convention"])
+    assert set(made["convention"]["per_gpu"]) == {key for key in made["convention"] if key.endswith("_gb")} - {"left_gb"} | {"parameters", "divided_gb"}
+    assert plans[3]["memory"] is None and list(plans[3]["why_not"][0]) == [name for name in keys_in(named["why_not"])]
+    assert plans[2]["memory"]["verdict"] == "does not fit" and plans[0]["memory"]["beside"] is None
+
+
 def test_the_line_of_an_evaluation(folder, tmp_path):
     """A checkpoint is evaluated, and then the weights of --init, which are at step 0."""
     sentence = " ".join(PAGE.split()).split("Its evaluation is a line with only")[1].split(";")[0]

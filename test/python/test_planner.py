@@ -13,12 +13,10 @@ import program
 import pytest
 from planned import plan
 
-CONFIGURATIONS = 10
 
-
-def test_plans_equal_runs(tmp_path):
+def test_plans_equal_runs(tmp_path, configurations=10):
     draw = planned.seeded()
-    for number in range(CONFIGURATIONS):
+    for number in range(configurations):
         options, ranks = planned.random_options(draw, most_ranks=4)
         print(shlex.join(options), "on", ranks)
         run = program.train(tmp_path / str(number), *options, "--device=cpu", "--steps=1", ranks=ranks)

@@ -207,8 +207,7 @@ TEST_F(Plans, ARefusalNamesRecomputeBeforeZeroAndBothLast) {
     EXPECT_EQ(advice(bytes(0, all) - 1, {}), fmt::format("{}; --zero-stage 1 would fit", smaller));
     std::size_t least = bytes(0, {});
     for (const int stage : {1, 2, 3}) least = std::min(least, bytes(stage, {}));
-    EXPECT_EQ(advice(least - 1, {}),
-              fmt::format("{}; --recompute block --zero-stage 1 would fit", smaller));
+    EXPECT_EQ(advice(least - 1, {}), fmt::format("{}; --recompute block --zero-stage 1 would fit", smaller));
     EXPECT_EQ(advice(10000, {}), smaller);
 }
 
