@@ -53,9 +53,6 @@ class IdleOps final : public Ops {
     void add(T, T, T) override {}
     void accumulate(T, T) override {}
     void all_finite(T, T) override {}
-
-  private:
-    const Ops& like_;
 };
 
 }  // namespace llmc::bench

@@ -37,9 +37,9 @@ template <class... Args>
 // A rule that no run may break, as the division of heads among ranks: what it is about, the value that breaks it
 // and the nearest limit, both counts, and the options that mend it ("--tensor-parallel 4"; empty if none is known).
 struct Rule {
-    std::string rule;
+    std::string rule{};
     std::int64_t value = 0, limit = 0;
-    std::string change;
+    std::string change{};
 };
 
 // The mistake that the options break a rule. A run ends with its line; a plan explains it.

@@ -150,7 +150,7 @@ std::string command_of(const PlannedRun& run) {
     } else if (ranks > 1) {
         text += fmt::format(" --{} {}", processes_option, ranks);
     }
-    for (const std::string& word : words_of_run(run.arguments)) text += " " + shell_word(word);
+    for (const std::string& word : words_of_run(run.arguments)) text.append(" ").append(shell_word(word));
     return text;
 }
 
@@ -245,10 +245,11 @@ std::string published_batch(const PlannedRun& run) {
 // A run on these machines.
 void settle(PlannedRun& run, int ranks) {
     run.model = run.options.make_model();
-    settle_machine(run.options, ranks, run.machines.ranks_of_node);
-    settle_batch(run.options, ranks);
-    run.mesh = run.options.mesh(ranks, 0);
-    settle_mesh(run.options, *run.mesh);
+    Configuration configuration =
+        configured(run.options, run.machines.gpu ? DeviceKind::cuda : DeviceKind::cpu,
+                   {.processes = ranks, .on_machine = run.machines.ranks_of_node});
+    run.options = std::move(configuration.options);
+    run.mesh = configuration.mesh;
     run.staging_bytes = run.machines.gpu ? 0 : HostCommunicator::staging_bytes(run.mesh->world());
     run.spec = run_spec(run.options, *run.mesh, *run.machines.sizes);
     if (run.options.plans_only()) return;  // prints lists, whatever they need
@@ -339,7 +340,7 @@ bool prepare(PlannedRun& run, std::vector<std::string> arguments, std::string& t
     const auto ranks = static_cast<int>(asked.gpus.value_or(asked.processes.value_or(mesh_ranks)));
     try {
         run.machines = machines_of(asked, run.options, ranks, run.notes);
-        settle_device(run.options, run.machines.gpu ? DeviceKind::cuda : DeviceKind::cpu);
+        run.options = for_device(run.options, run.machines.gpu ? DeviceKind::cuda : DeviceKind::cpu);
         if (run.options.attention == "cudnn")
             run.notes.emplace_back(
                 "--attention cudnn is planned as --attention flash: its workspace is known on a GPU only");

@@ -42,8 +42,8 @@ struct BesideArenas {
 
 // The price of training on all tokens (--tokens), with what is lost.
 struct Cost {
-    double gpu_hours, days, factor;
-    std::optional<double> dollars;
+    double gpu_hours = 0, days = 0, factor = 1;
+    std::optional<double> dollars{};
 };
 
 enum class Verdict {

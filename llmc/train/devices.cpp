@@ -103,7 +103,7 @@ void connect(Communicator& ranks, Device& device) {
 
 }  // namespace
 
-Place open_device(Options& options, Job& job) {
+Place open_device(const Options& options, Job& job) {
     Place place;
     Communicator& world = job.world();
     Gpus gpus;
@@ -122,7 +122,8 @@ Place open_device(Options& options, Job& job) {
     const bool any = std::ranges::count(all, 1, &Found::gpu) > 0;
     if (options.device == "cuda" && !any)
         user_error("--device cuda: no GPU: {}; try --device cpu", gpus.why_none);
-    settle_device(options, any ? DeviceKind::cuda : DeviceKind::cpu);
+    place.run = configured(options, any ? DeviceKind::cuda : DeviceKind::cpu,
+                           {.processes = world.size(), .on_machine = job.local_size(), .rank = world.rank()});
     if (!any) {
         // The device uses OMP_NUM_THREADS threads if that is set, else this process's share of the machine's
         // cores.
@@ -136,8 +137,8 @@ Place open_device(Options& options, Job& job) {
     if (!options.share_gpu) refuse_sharing(all, gpus.all[static_cast<std::size_t>(own)].name);
     place.device = make_cuda_device(
         {.gpu = own,
-         .attention = options.attention == "cudnn" ? AttentionKind::cudnn : AttentionKind::flash,
-         .tf32 = options.tf32,
+         .attention = place.run.options.attention == "cudnn" ? AttentionKind::cudnn : AttentionKind::flash,
+         .tf32 = place.run.options.tf32,
          .sync = options.cuda_sync});
     require_same_kind(kind_of_choices(*place.device), world);
     return place;

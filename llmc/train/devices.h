@@ -14,15 +14,16 @@
 namespace llmc {
 
 struct Place {
+    Configuration run;
     std::unique_ptr<Device> device;
     int sharing = 1;   // the number of processes that use the same device's memory
     std::string note;  // why --device auto chose the CPU
 };
 
-// All ranks call it and choose the same kind of device, which it writes into the options. Throws UserError if
+// All ranks call it and choose the same kind of device, for which the run is configured. Throws UserError if
 // processes would share a GPU without --share-gpu, if their GPUs are of different kinds, or if --device is
 // not available.
-Place open_device(Options& options, Job& job);
+Place open_device(const Options& options, Job& job);
 
 // The groups of the mesh, as communicators for the device's data. They come from `world` or from NCCL. NCCL
 // allocates all its memory here.

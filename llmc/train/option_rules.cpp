@@ -322,6 +322,8 @@ bool has_shared_units(const Model& model) {
 
 }  // namespace
 
+namespace {
+
 void settle_machine(Options& o, int processes, int on_machine) {
     if (!o.shards_on_machine || o.zero_shard_size) return;
     const auto ranks = [&](int all) { return std::max<std::int64_t>(1, all / o.tensor_parallel); };
@@ -381,7 +383,18 @@ void settle_mesh(Options& o, const Mesh& mesh) {
     }
 }
 
-void settle_device(Options& o, DeviceKind device) {
+}  // namespace
+
+Configuration configured(const Options& options, DeviceKind device, const JobPlace& place) {
+    Configuration run{for_device(options, device), {}};
+    settle_machine(run.options, place.processes, place.on_machine);
+    settle_batch(run.options, place.processes);
+    run.mesh = run.options.mesh(place.processes, place.rank);
+    settle_mesh(run.options, run.mesh);
+    return run;
+}
+
+Options for_device(Options o, DeviceKind device) {
     const bool cuda = device == DeviceKind::cuda;
     o.device = cuda ? "cuda" : "cpu";
     if (o.dtype.empty()) o.dtype = cuda ? "bf16" : "fp32";
@@ -409,6 +422,7 @@ void settle_device(Options& o, DeviceKind device) {
         user_error("--attention cudnn needs --dtype bf16, but --dtype is {}; try --attention flash", o.dtype);
     if (o.tf32 && o.dtype != "fp32")
         user_error("--tf32 needs --dtype fp32, but --dtype is {}; leave it out", o.dtype);
+    return o;
 }
 
 }  // namespace llmc

@@ -191,8 +191,8 @@ struct RemovedOption {
 std::span<const RemovedOption> removed_options();
 
 // Reads the command line and --config. For --help and --version it returns nothing and puts the output into
-// `text`. Throws UserError for wrong options. Later calls complete the result: settle_device sets --device
-// and --dtype, settle_mesh sets --reduce-every, and the plan of the run chooses micro_batch_size.
+// `text`. Throws UserError for wrong options. configured() completes the result, and the plan of the run chooses
+// micro_batch_size.
 std::optional<Options> parse_options(int argc, const char* const* argv, std::string& text,
                                      std::span<const RemovedOption> removed = removed_options());
 
@@ -204,19 +204,25 @@ struct OtherCommand {
 std::optional<Options> parse_options(int argc, const char* const* argv, std::string& text,
                                      const OtherCommand& command);
 
-// Completes the options once the device is known: --device, and --dtype by default. Throws UserError for
-// options that this device does not support.
-void settle_device(Options& options, DeviceKind device);
+// The options of a run on a device of this kind: --device, and --dtype by default. UserError for options that such a
+// device does not support.
+Options for_device(Options options, DeviceKind device);
 
-// Completes the options once it is known how many processes a machine has: the groups of HYBRID_SHARD.
-void settle_machine(Options& options, int processes, int on_machine);
+// A process of a job.
+struct JobPlace {
+    int processes = 1, on_machine = 1;  // of the job; of this process's machine
+    int rank = 0;
+};
 
-// Completes the options once the number of processes is known: rounds the default global batch up to a number
-// of sequences that the data-parallel ranks share evenly, with a note. A batch that was given stays.
-void settle_batch(Options& options, int processes);
-
-// Completes the options once the mesh is known: --reduce-every by default.
-void settle_mesh(Options& options, const Mesh& mesh);
+// The constant configuration of a run.
+struct Configuration {
+    Options options;
+    Mesh mesh;  // as this process sees it
+};
+// Completes what parse_options() returned, on the device and the processes of a job: the groups of HYBRID_SHARD; a
+// default batch that the data-parallel ranks share evenly, with a note; --reduce-every. A pure function, which runs
+// and plans use. UserError if the processes cannot be divided as the options ask.
+Configuration configured(const Options& options, DeviceKind device, const JobPlace& place);
 
 // Puts the file and line before an error about a setting of the configuration file. Such an error begins with
 // the setting's name: "--lr -3 is out of range" becomes "x.toml, line 3: --lr -3 is out of range".

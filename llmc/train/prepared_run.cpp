@@ -37,15 +37,10 @@ PreparedRun::~PreparedRun() {
 }
 
 void PreparedRun::choose_device_and_mesh() {
-    HostCommunicator& world = session.world();
-    Options& settled = session.options();
-    world.set_timeout(std::chrono::seconds(options.communication_timeout));
-    place = open_device(settled, session.job());
-    settle_machine(settled, world.size(), session.job().local_size());
-    settle_batch(settled, world.size());
-    const Mesh mesh = options.mesh(world.size(), world.rank());
-    settle_mesh(settled, mesh);
-    spec = run_spec(options, mesh, device().sizes());
+    session.world().set_timeout(std::chrono::seconds(options.communication_timeout));
+    place = open_device(session.options(), session.job());
+    options = place.run.options;
+    spec = run_spec(options, place.run.mesh, device().sizes());
 }
 
 void PreparedRun::plan_memory() {

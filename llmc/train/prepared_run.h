@@ -31,7 +31,7 @@ struct PreparedRun {
     // Waits for the other ranks, which may still need this rank's part of NCCL's communicators.
     ~PreparedRun();
 
-    // Chooses this rank's device and its coordinates in the mesh, and sets the options that follow from both.
+    // Chooses this rank's device and its coordinates in the mesh, and with them the configuration of the run.
     void choose_device_and_mesh();
     // Opens the communicators, makes the lists of actions and plans the memory. Allocates no memory for the
     // model yet.
@@ -55,7 +55,7 @@ struct PreparedRun {
     const BytePairEncoder* encoder() const { return bpe ? &*bpe : nullptr; }
 
     Session& session;
-    const Options& options;
+    Options options;  // constant after choose_device_and_mesh()
 
     // The run.json in the folder of results, as it was before this start looked there (run_locks.h).
     std::string earlier_record;

@@ -388,7 +388,7 @@ std::vector<std::string> differences(const CheckpointInfo& checkpoint, const Opt
     for (const char* name : step_settings) {
         // The data themselves are compared if the checkpoint has a record of them: they may have been moved.
         if (name == std::string_view("train-data") && options.steps > 0 && !checkpoint.data.empty()) continue;
-        // A batch that was not given differs if this mesh cannot share it, and settle_batch() says so.
+        // A batch that was not given differs if this mesh cannot share it, and a note says so.
         if (name == std::string_view("global-batch-tokens") && !options.was_chosen(name)) continue;
         if (differs(name) && (options.steps > 0 || is_kept(name, false, false))) {
             const bool follows_stage = name == std::string_view("reduce-every") && !options.is_given(name);

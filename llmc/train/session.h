@@ -31,7 +31,7 @@ class Session {
     bool read_options();
     // Reads them once more, because the run that they resume may have gone on meanwhile.
     void read_options_again();
-    Options& options() { return options_; }
+    const Options& options() const { return options_; }
     std::span<const char* const> arguments() const { return {argv_, static_cast<std::size_t>(argc_)}; }
     // How the program was called, for commands that a person may type (command_line.h).
     std::string program() const;

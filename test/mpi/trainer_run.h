@@ -40,9 +40,8 @@ class TrainerRun {
                        {"train_gpt", "--layers=2", "--heads=2", "--channels=32", "--seq-len=8",
                         "--global-batch-tokens=384", "--micro-batch-size=1", "--device=cpu"});
         std::string text;
-        Options parsed = *parse_options(static_cast<int>(options.size()), options.data(), text);
-        settle_device(parsed, DeviceKind::cpu);
-        return parsed;
+        return for_device(*parse_options(static_cast<int>(options.size()), options.data(), text),
+                          DeviceKind::cpu);
     }
 
     std::unique_ptr<Device> device_ = make_cpu_device(1);

@@ -185,8 +185,7 @@ int main(int argc, char** argv) {
     try {
         std::string text;
         if (auto options = parse_options(argc, argv, text)) {
-            settle_device(*options, DeviceKind::cpu);
-            run(*options, job);
+            run(for_device(*options, DeviceKind::cpu), job);
         }
     } catch (const std::exception& fault) {
         job.fail(fault.what());

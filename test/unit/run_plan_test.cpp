@@ -136,7 +136,9 @@ TEST_F(Plans, NeedsOfLongSteps) {
                            .micro_batch_sequences = 1};
         const RunNeeds needs = needs_of(spec, device_->sizes(), 0);
         EXPECT_GT(needs.stages.front().sent.inside, 1U << 20);
-        if (micro_batches > 8) EXPECT_THROW(plan_run(spec, device_->sizes(), 0), UserError);
+        if (micro_batches > 8) {
+            EXPECT_THROW(plan_run(spec, device_->sizes(), 0), UserError);
+        }
     }
 }
 

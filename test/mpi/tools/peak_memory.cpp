@@ -87,8 +87,7 @@ int main(int argc, char** argv) {
     try {
         std::string text;
         if (auto options = llmc::parse_options(argc, argv, text)) {
-            llmc::settle_device(*options, llmc::DeviceKind::cpu);
-            llmc::run(*options, job);
+            llmc::run(for_device(*options, llmc::DeviceKind::cpu), job);
         }
     } catch (const std::exception& fault) {
         job.fail(fault.what());
