@@ -200,20 +200,17 @@ StageNeeds extrapolated(const StageNeeds& first, const StageNeeds& second, std::
     return needs;
 }
 
-// Micro-batches after which a schedule repeats itself, and how many it repeats.
-struct ShortStep {
-    explicit ShortStep(const RunSpec& spec)
-        : group(spec.virtual_stages > 1 ? spec.mesh.pipeline : 1), few(2 * spec.mesh.pipeline + 2 * group) {}
-    std::int64_t group, few;
-};
-
 }  // namespace
+
+ShortStep::ShortStep(const RunSpec& spec)
+    : group(spec.virtual_stages > 1 ? spec.mesh.pipeline : 1), few(2 * spec.mesh.pipeline + 2 * group) {}
 
 // In every schedule, a group of micro-batches adds as much as the group before it once all stages are busy: bytes
 // that are sent, and with GPipe activations.
 RunNeeds needs_of(const RunSpec& spec, const DeviceSizes& sizes, std::size_t staging_bytes,
                   std::int64_t micro_batch) {
-    const auto [group, few] = ShortStep(spec);
+    const ShortStep step(spec);
+    const std::int64_t group = step.group, few = step.few;
     check_layers(spec, std::min(spec.rank_sequences() / micro_batch, few + group));
     const RunPlan all = plan_of_whole_pipeline(spec, micro_batch);
     sizes.require_sizes(workspace_request(spec.model, all.lists->kinds.front().sizes));
@@ -230,10 +227,10 @@ RunNeeds needs_of(const RunSpec& spec, const DeviceSizes& sizes, std::size_t sta
     return needs;
 }
 
-RunPlan short_plan(const RunNeeds& needs, int stage, const DeviceSizes& sizes, std::size_t staging_bytes) {
+RunPlan short_plan(const RunNeeds& needs, int stage, std::int64_t micro_batches, const DeviceSizes& sizes,
+                   std::size_t staging_bytes) {
     const RunPlan all = plan_of_whole_pipeline(needs.spec, needs.micro_batch);
-    return plan_of_stage(all, stage, std::min(all.micro_batches, ShortStep(needs.spec).few), sizes,
-                         staging_bytes);
+    return plan_of_stage(all, stage, micro_batches, sizes, staging_bytes);
 }
 
 RunNeeds needs_of(const RunSpec& spec, const DeviceSizes& sizes, std::size_t staging_bytes) {

@@ -141,9 +141,14 @@ RunNeeds needs_of(const RunSpec& spec, const DeviceSizes& sizes, std::size_t sta
 // The same with the micro-batch that plan_run would choose. UserError if the options make no valid step.
 RunNeeds needs_of(const RunSpec& spec, const DeviceSizes& sizes, std::size_t staging_bytes);
 
-// The plan of a stage's ranks for a step of these micro-batches that is as short as needs_of takes: its lists and
-// their memory.
-RunPlan short_plan(const RunNeeds& needs, int stage, const DeviceSizes& sizes, std::size_t staging_bytes);
+// A step after which a schedule repeats itself: it then adds `group` micro-batches at a time.
+struct ShortStep {
+    explicit ShortStep(const RunSpec& spec);
+    std::int64_t group, few;  // micro-batches
+};
+// The plan of a stage's ranks for a step of `micro_batches`: its lists and their memory, without checks.
+RunPlan short_plan(const RunNeeds& needs, int stage, std::int64_t micro_batches, const DeviceSizes& sizes,
+                   std::size_t staging_bytes);
 
 // Plans a run. UserError if the sizes are not valid, or if they need more memory than the machine has (the
 // message names both). UserError also if the mesh cannot divide the global batch evenly (the message names a

@@ -81,6 +81,8 @@ void add_plan_options(CLI::App& app, PlanOptions& options) {
     add_whole("gpus", options.gpus, "Plan for N GPUs in all, with a process for each");
     add_whole("processes", options.processes, "Plan for N processes in all: on CPUs, or the same as --gpus");
     add_whole("nodes", options.nodes, "Divide them among N machines (default: 8 GPUs each, of GB200 72)");
+    add_number("network", options.network, "N", number_in, "GB/s of a GPU in one direction, such as 50",
+               "Network of a GPU in one direction, in GB/s: 50 is 400 Gb/s (default: 50; A100 25)");
     add_number("host-memory", options.host_bytes, "SIZE", parse_bytes, "a size, such as 512GB",
                "Memory of a machine, such as 2TB (default: on CPUs, what is free on this one)");
     add_number("gpu-memory", options.gpu_gib, "N", number_in, "GiB, such as 79.2",

@@ -15,6 +15,7 @@ struct PlanOptions {
     std::optional<std::int64_t> gpus, processes,
         nodes;  // two names of one number: the processes of the run in all
     std::optional<double> gpu_gib, gpu_tflops, gpu_bandwidth;  // GiB that a process sees; bf16; 1e9 bytes/s
+    std::optional<double> network;                             // 1e9 bytes/s of a GPU, one direction
     std::optional<double> host_bytes;                          // of a node
     std::optional<double> tokens, price, speed,
         lost;                          // of the run; USD an hour; tokens/s of a GPU; a fraction

@@ -142,10 +142,21 @@ std::string convention_text(const PlannedRun& run) {
     return text;
 }
 
+std::string time_text(const PlannedRun& run) {
+    const PlannedTime& time = *run.estimate;
+    const GpuModel& gpu = *run.machines.gpu;
+    const double utilization = *run.flops_per_token() * time.tokens_per_second / run.mesh->world() /
+                               gpu.peak(run.needs->spec.dtype, run.options.tf32);
+    return fmt::format("{} a step at least, {} expected: {} tokens/s, {} of each GPU, {:.1f}% of its peak",
+                       human_seconds(*time.bound), human_seconds(time.expected),
+                       human_count(time.tokens_per_second),
+                       human_count(time.tokens_per_second / run.mesh->world()), 100 * utilization);
+}
+
 std::string cost_text(const PlannedRun& run, const Cost& cost) {
     return fmt::format(
         "{} tokens at {:.4g} tokens/s and GPU: {} GPU hours, {:.1f} days{}{}", human_count(*run.asked.tokens),
-        *run.asked.speed, human_count(cost.gpu_hours), cost.days,
+        run.time()->tokens_per_second / run.mesh->world(), human_count(cost.gpu_hours), cost.days,
         cost.factor > 1 ? fmt::format(", with {:.3g}% for failures and the rest", 100 * (cost.factor - 1))
                         : "",
         cost.dollars ? fmt::format(", ${} at ${:.2f} an hour", human_count(*cost.dollars),
@@ -206,6 +217,14 @@ Json convention_json(const PlannedRun& run) {
     json["left_gb"] = run.machines.gpu ? Json(memory->left_gb) : Json();
     json["least_gpus"] = memory->least_gpus > 0 ? Json(memory->least_gpus) : Json();
     return json;
+}
+
+Json time_json(const PlannedRun& run) {
+    const std::optional<PlannedTime> time = run.time();
+    if (!time) return nullptr;
+    return {{"bound_seconds", time->bound ? Json(*time->bound) : Json()},
+            {"expected_seconds", time->expected > 0 ? Json(time->expected) : Json()},
+            {"tokens_per_second", time->tokens_per_second}};
 }
 
 Json cost_json(const PlannedRun& run) {
@@ -275,6 +294,7 @@ Json to_json(const PlannedRun& run) {
     json["batch"] = batch_json(run);
     json["memory"] = memory_json(run);
     json["sends"] = sends_json(run);
+    json["time"] = time_json(run);
     json["cost"] = cost_json(run);
     json["convention"] = convention_json(run);
     json["why_not"] = Json::array();
@@ -314,6 +334,7 @@ void show(Console& console, const PlannedRun& run) {
     }
     if (const std::string text = convention_text(run); !text.empty())
         rows.emplace_back("by " + run.asked.convention, text);
+    if (run.estimate) rows.emplace_back("time", time_text(run));
     if (const auto cost = run.cost()) rows.emplace_back("cost", cost_text(run, *cost));
     for (const Rule& rule : run.why_not) rows.emplace_back("why not", rule_text(rule));
     if (!run.command.empty()) rows.emplace_back("start with", run.command);

@@ -17,6 +17,7 @@
 #include "llmc/device/gpu_sizes.h"
 #include "llmc/plan/memory_limit.h"
 #include "llmc/plan/micro_batches.h"
+#include "llmc/plan/step_time.h"
 #include "llmc/train/command_line.h"
 #include "llmc/train/run_spec.h"
 
@@ -79,6 +80,7 @@ std::optional<GpuModel> chosen_gpu(const PlanOptions& asked, const Options& opti
     }
     if (asked.gpu.empty()) notes.emplace_back("--gpu was not given: planned for H100");
     if (asked.gpu_gib) gpu.gib = gpu.nominal_gb = *asked.gpu_gib;
+    if (asked.network) gpu.network_gbs = *asked.network;
     if (asked.gpu_tflops) gpu.bf16 = 1e12 * *asked.gpu_tflops;
     if (asked.gpu_bandwidth) gpu.memory_gbs = *asked.gpu_bandwidth;
     if (asked.price) gpu.dollars_an_hour = asked.price;
@@ -163,13 +165,56 @@ Verdict verdict_of(const PlannedRun& run) {
     return bytes * on_node + last > run.machines.usable * on_node ? Verdict::tight : Verdict::fits;
 }
 
+// The makers' peaks.
+StepRates peak_rates(const PlannedRun& run) {
+    const GpuModel& gpu = *run.machines.gpu;
+    const double flops = gpu.peak(run.spec->dtype, run.options.tf32);
+    // Without a link of their own, GPUs of a machine exchange over PCIe.
+    return {.products = flops,
+            .attention = flops,
+            .memory = 1e9 * gpu.memory_gbs,
+            .node = {.bytes = 1e9 * (gpu.link_gbs > 0 ? gpu.link_gbs : gpu.pcie_gbs)},
+            .network = {.bytes = 1e9 * gpu.network_gbs},
+            .ranks_of_node = run.machines.ranks_of_node,
+            .is_bound = true};
+}
+
+// The rates that benchmarks reach (ml-engineering's, of 2026): products of large matrices 271 of 312 TFLOP/s on A100 and
+// 794 of 989 on H100, rings 0.8 of NVLink, all-reduces over several machines 0.73 of the network; NCCL's latencies.
+StepRates measured_rates(const PlannedRun& run) {
+    StepRates rates = peak_rates(run);
+    const bool is_ampere = run.machines.gpu->chip.architecture < 90;
+    rates.products *= is_ampere ? 0.87 : 0.8;
+    rates.attention *= is_ampere ? 0.6 : 0.5;
+    rates.memory *= 0.9;
+    rates.launch = 4e-6;
+    rates.multiprocessors = run.machines.gpu->chip.multiprocessors;
+    rates.node = {.bytes = 0.8 * rates.node.bytes, .latency = 3.4e-6};
+    rates.network = {.bytes = 0.73 * rates.network.bytes, .latency = 14e-6};
+    rates.is_bound = false;
+    return rates;
+}
+
+std::optional<PlannedTime> estimated_time(const PlannedRun& run) {
+    if (!run.machines.gpu || run.spec->dtype == DType::fp32) {
+        if (!run.machines.gpu || run.machines.gpu->peak(DType::fp32, run.options.tf32) == 0)
+            return std::nullopt;
+    }
+    const double bound = step_time(*run.needs, *run.machines.sizes, peak_rates(run)).seconds,
+                 expected = step_time(*run.needs, *run.machines.sizes, measured_rates(run)).seconds;
+    return PlannedTime{bound, expected, static_cast<double>(run.spec->global_batch_tokens) / expected};
+}
+
 void plan_memory(PlannedRun& run) {
     const DeviceSizes& sizes = *run.machines.sizes;
     RunNeeds needs = needs_of(*run.spec, sizes, run.staging_bytes);
     check_micro_batches(*run.spec, needs.micro_batch);
-    run.fullest = short_plan(needs, needs.fullest_stage(), sizes, run.staging_bytes);
+    const std::int64_t micro_batches = run.spec->rank_sequences() / needs.micro_batch;
+    run.fullest = short_plan(needs, needs.fullest_stage(), std::min(micro_batches, ShortStep(*run.spec).few),
+                             sizes, run.staging_bytes);
     run.peak = activation_peak(*run.fullest);
     run.needs = std::move(needs);
+    run.estimate = estimated_time(run);
     run.verdict = verdict_of(run);
     if (run.verdict != Verdict::does_not_fit) return;
     const auto bytes = static_cast<std::int64_t>(run.needs->largest_memory());
@@ -407,11 +452,20 @@ double PlannedRun::accelerate_bytes() const {
     return bytes;
 }
 
+std::optional<PlannedTime> PlannedRun::time() const {
+    if (!asked.speed || !mesh) return estimate;
+    const double speed = *asked.speed * mesh->world();
+    return PlannedTime{.expected = spec ? static_cast<double>(spec->global_batch_tokens) / speed : 0,
+                       .tokens_per_second = speed};
+}
+
 std::optional<Cost> PlannedRun::cost() const {
-    if (!asked.tokens || !asked.speed || !mesh) return std::nullopt;
+    const std::optional<PlannedTime> step = time();
+    if (!asked.tokens || !step) return std::nullopt;
     Cost cost{.factor = 1 + asked.lost.value_or(0)};
-    cost.gpu_hours = *asked.tokens / *asked.speed / 3600 * cost.factor;
-    cost.days = cost.gpu_hours / mesh->world() / 24;
+    const double hours = *asked.tokens / step->tokens_per_second / 3600 * cost.factor;
+    cost.gpu_hours = hours * mesh->world();
+    cost.days = hours / 24;
     if (machines.gpu && machines.gpu->dollars_an_hour)
         cost.dollars = cost.gpu_hours * *machines.gpu->dollars_an_hour;
     return cost;

@@ -40,6 +40,12 @@ struct BesideArenas {
     std::size_t total() const { return context + libraries + nccl; }
 };
 
+// The time of a step, in seconds: no run is faster than the bound.
+struct PlannedTime {
+    std::optional<double> bound{};  // none if the speed was given
+    double expected = 0, tokens_per_second = 0;
+};
+
 // The price of training on all tokens (--tokens), with what is lost.
 struct Cost {
     double gpu_hours = 0, days = 0, factor = 1;
@@ -68,7 +74,8 @@ struct PlannedRun {
     std::size_t staging_bytes = 0;
     std::optional<RunNeeds> needs;  // none if no run can have these options
     std::optional<ActivationPeak> peak;
-    std::optional<RunPlan> fullest;  // the short plan of the stage that needs most
+    std::optional<PlannedTime> estimate;  // by the model of time, on GPUs
+    std::optional<RunPlan> fullest;       // the short plan of the stage that needs most
     std::vector<Rule> why_not;
     Verdict verdict = Verdict::impossible;
     std::vector<std::string> notes;
@@ -79,6 +86,7 @@ struct PlannedRun {
     std::optional<double> flops_per_token() const;
     std::optional<ConventionalMemory> convention() const;  // none for `accelerate`
     double accelerate_bytes() const;                       // of the model in fp32, as Accelerate counts it
+    std::optional<PlannedTime> time() const;               // none on CPUs, unless the speed is given
     std::optional<Cost> cost() const;
 
     const StageNeeds& fullest_stage() const {

@@ -35,7 +35,7 @@ struct AttentionInputs {
           dout(elements()),
           lse(s.all_heads() * s.sequence),
           cpu_workspace(
-              static_cast<std::int64_t>(cpu().workspace_bytes(workspace_request()) / sizeof(float))) {
+              static_cast<std::int64_t>(cpu_sizes().workspace_bytes(workspace_request()) / sizeof(float))) {
         cpu().set_workspace(tensor(cpu_workspace, {cpu_workspace.size()}));
         draw.normal(qkv, 1);
         draw.normal(dout, 1);

@@ -46,7 +46,7 @@ struct Cached {
     void run_on_cpu() {
         const std::int64_t n = sizes.rows, h = sizes.heads, kept = sizes.key_heads, d = sizes.head_size;
         const std::size_t bytes =
-            cpu().workspace_bytes({1, capacity(), h * d, h, h * d, 1, llmc::DType::fp32});
+            cpu_sizes().workspace_bytes({1, capacity(), h * d, h, h * d, 1, llmc::DType::fp32});
         Array<float> workspace(static_cast<std::int64_t>(bytes / sizeof(float)));
         cpu().set_workspace(tensor(workspace, {workspace.size()}));
         const auto [q, k, v] = llmc::packed_heads(tensor(qkv, {n, row()}), h, kept, d);

@@ -55,7 +55,8 @@ struct Attention {
     }
     void run_on_cpu() {
         const std::int64_t b = sizes.batch, t = sizes.sequence, h = sizes.heads, d = sizes.head_size;
-        const std::size_t bytes = cpu().workspace_bytes({b, t, h * d, h, h * d, 1, llmc::DType::fp32, 0, d});
+        const std::size_t bytes =
+            cpu_sizes().workspace_bytes({b, t, h * d, h, h * d, 1, llmc::DType::fp32, 0, d});
         Array<float> workspace(static_cast<std::int64_t>(bytes / sizeof(float)));
         cpu().set_workspace(tensor(workspace, {workspace.size()}));
         const std::int64_t kept = sizes.key_heads;

@@ -45,7 +45,7 @@ TYPED_TEST(BiasGradient, Accumulates) {
                                                  .head_rows = rows,
                                                  .dtype = tensor(dout, {rows, columns}).dtype};
             Array<float> cpu_workspace(
-                static_cast<std::int64_t>(cpu().workspace_bytes(request) / sizeof(float)));
+                static_cast<std::int64_t>(cpu_sizes().workspace_bytes(request) / sizeof(float)));
             cpu().set_workspace(tensor(cpu_workspace, {cpu_workspace.size()}));
             expected.copy_from(before);
             cpu().matmul_backward({}, {}, tensor(expected, {columns}), tensor(dout, {rows, columns}),

@@ -57,6 +57,7 @@ std::vector<Shape> shapes(const std::vector<Shape>& all,
 }
 
 llmc::Ops& cpu();
+const llmc::DeviceSizes& cpu_sizes();
 
 // The CPU device's view of an array.
 inline llmc::Tensor tensor(Array<float>& array, const llmc::Shape& shape) {

@@ -61,10 +61,17 @@ UnreportedKernels::~UnreportedKernels() {
 }
 #endif
 
-llmc::Ops& cpu() {
+namespace {
+
+llmc::Device& cpu_device() {
     static const auto device = llmc::make_cpu_device(1);
-    return device->ops();
+    return *device;
 }
+
+}  // namespace
+
+llmc::Ops& cpu() { return cpu_device().ops(); }
+const llmc::DeviceSizes& cpu_sizes() { return cpu_device().sizes(); }
 
 namespace {
 

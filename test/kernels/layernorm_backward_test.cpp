@@ -76,13 +76,13 @@ class LayerNormBackward : public Kernels<X> {
         Results expected(inputs);
         const auto dtype = tensor(inputs.in, {rows, channels}).dtype;
         Array<std::byte> workspace(
-            static_cast<std::int64_t>(cpu().workspace_bytes({.batch = rows,
-                                                             .sequence = 1,
-                                                             .channels = channels,
-                                                             .heads = 1,
-                                                             .largest_matmul_channels = channels,
-                                                             .head_rows = 1,
-                                                             .dtype = dtype})));
+            static_cast<std::int64_t>(cpu_sizes().workspace_bytes({.batch = rows,
+                                                                   .sequence = 1,
+                                                                   .channels = channels,
+                                                                   .heads = 1,
+                                                                   .largest_matmul_channels = channels,
+                                                                   .head_rows = 1,
+                                                                   .dtype = dtype})));
         cpu().set_workspace({workspace.data(), llmc::DType::fp32, {workspace.size() / 4}});
         cpu().layernorm_backward(tensor(expected.din, {rows, channels}), tensor(expected.dgamma, {channels}),
                                  tensor(expected.dbeta, {channels}), tensor(inputs.dout, {rows, channels}),

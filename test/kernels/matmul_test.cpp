@@ -141,7 +141,8 @@ TYPED_TEST(Matmul, Backward) {
                                              .largest_matmul_channels = std::max(IC, OC),
                                              .head_rows = 1,
                                              .dtype = tensor(in, {rows, IC}).dtype};
-        Array<float> cpu_workspace(static_cast<std::int64_t>(cpu().workspace_bytes(request) / sizeof(float)));
+        Array<float> cpu_workspace(
+            static_cast<std::int64_t>(cpu_sizes().workspace_bytes(request) / sizeof(float)));
         cpu().set_workspace(tensor(cpu_workspace, {cpu_workspace.size()}));
         cpu().matmul_backward(tensor(expected_din, {rows, IC}), tensor(expected_dweight, {OC, IC}),
                               tensor(expected_dbias, {OC}), tensor(dout, {rows, OC}), tensor(in, {rows, IC}),

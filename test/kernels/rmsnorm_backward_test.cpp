@@ -76,13 +76,13 @@ class RmsNormBackward : public Kernels<X> {
         const auto [rows, channels] = shape;
         Results expected(inputs);
         Array<std::byte> workspace(
-            static_cast<std::int64_t>(cpu().workspace_bytes({.batch = rows,
-                                                             .sequence = 1,
-                                                             .channels = channels,
-                                                             .heads = 1,
-                                                             .largest_matmul_channels = channels,
-                                                             .head_rows = 1,
-                                                             .dtype = tensor(inputs.in, {1}).dtype})));
+            static_cast<std::int64_t>(cpu_sizes().workspace_bytes({.batch = rows,
+                                                                   .sequence = 1,
+                                                                   .channels = channels,
+                                                                   .heads = 1,
+                                                                   .largest_matmul_channels = channels,
+                                                                   .head_rows = 1,
+                                                                   .dtype = tensor(inputs.in, {1}).dtype})));
         cpu().set_workspace({workspace.data(), llmc::DType::fp32, {workspace.size() / 4}});
         cpu().rmsnorm_backward(tensor(expected.din, {rows, channels}), tensor(expected.dweight, {channels}),
                                tensor(inputs.dout, {rows, channels}), tensor(inputs.in, {rows, channels}),

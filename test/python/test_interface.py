@@ -77,7 +77,7 @@ def test_keys_of_a_plan():
     for plan in plans:
         assert set(plan) == {key for key in named if "." not in key}
     made = plans[1]
-    for key, keys in [("model", made["model"]), ("memory", made["memory"]), ("cost", made["cost"])]:
+    for key, keys in [("model", made["model"]), ("memory", made["memory"]), ("time", made["time"]), ("cost", made["cost"])]:
         assert list(keys) == [name for name in keys_in(named[key]) if name not in ("run", "null")][:len(keys)], key
     assert list(made["memory"]["beside"]) == keys_in(named["memory.beside"])[:-1]
     assert list(made["memory"]["peak"]) == keys_in(named["memory.peak"])

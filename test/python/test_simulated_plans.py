@@ -1,4 +1,4 @@
-"""Plans of random configurations for GPUs equal their runs on simulated GPUs, whose chip is an H100's."""
+"""Plans of random configurations for GPUs equal their runs on simulated GPUs, whose chip is an A100's."""
 
 import shlex
 
@@ -14,4 +14,4 @@ def test_plans_equal_runs(tmp_path, configurations=4):
         options, ranks = planned.random_options(draw, most_ranks=4)
         print(shlex.join(options), "on", ranks)
         run = simulated.train(tmp_path / str(number), *options, "--device=cuda", "--steps=1", "--val-every=0", "--val-batches=1", ranks=ranks)
-        planned.assert_equals_run(planned.plan(*options, "--gpu=H100", f"--gpus={ranks}")[0], run)
+        planned.assert_equals_run(planned.plan(*options, "--gpu=A100", f"--gpus={ranks}")[0], run)

@@ -1,0 +1,43 @@
+// How long a step takes, from the lists of all stages: each action has floating-point operations, bytes of memory and
+// bytes to other ranks, and runs when the executor would run it. A bound takes the makers' peaks, and hides whatever may
+// run at the same time; an expectation takes measured rates, the tiles of products, and latencies.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "llmc/plan/run_plan.h"
+
+namespace llmc {
+
+// A link between ranks: bytes/s of a rank in one direction, and the seconds of a message.
+struct LinkRate {
+    double bytes = 0, latency = 0;
+};
+
+// The rates of one GPU and its links.
+struct StepRates {
+    double products = 0;      // FLOP/s of matrix products
+    double attention = 0;     // FLOP/s of the products in attention
+    double memory = 0;        // bytes/s
+    double launch = 0;        // seconds of a kernel, at least
+    int multiprocessors = 0;  // for the share that tiles leave idle; 0: none
+    LinkRate node, network;
+    int ranks_of_node = 1;
+    bool is_bound = false;  // collectives on two levels take the slower one, not half of the other too
+};
+
+struct StepTime {
+    double seconds = 0;
+    double compute = 0;  // of the stage that computes longest
+};
+
+// The time of a call of a part's list, on one rank of a tensor-parallel group.
+double call_seconds(const ListCall& call, const Mesh& mesh, const StepRates& rates);
+
+// The time of a step of these needs. It makes the lists of short steps, as needs_of does, and the rest follows.
+StepTime step_time(const RunNeeds& needs, const DeviceSizes& sizes, const StepRates& rates);
+
+}  // namespace llmc
