@@ -233,6 +233,15 @@ RunPlan short_plan(const RunNeeds& needs, int stage, std::int64_t micro_batches,
     return plan_of_stage(all, stage, micro_batches, sizes, staging_bytes);
 }
 
+std::vector<RunPlan> short_plans(const RunNeeds& needs, std::int64_t micro_batches,
+                                 const DeviceSizes& sizes) {
+    const RunPlan all = plan_of_whole_pipeline(needs.spec, needs.micro_batch);
+    std::vector<RunPlan> plans;
+    for (int stage = 0; stage < needs.spec.mesh.pipeline; ++stage)
+        plans.push_back(plan_of_stage(all, stage, micro_batches, sizes, 0));
+    return plans;
+}
+
 RunNeeds needs_of(const RunSpec& spec, const DeviceSizes& sizes, std::size_t staging_bytes) {
     check_sizes_of(spec);
     require_possible(spec);

@@ -147,6 +147,7 @@ struct ShortStep {
     std::int64_t group, few;  // micro-batches
 };
 // The plan of a stage's ranks for a step of `micro_batches`: its lists and their memory, without checks.
+std::vector<RunPlan> short_plans(const RunNeeds& needs, std::int64_t micro_batches, const DeviceSizes& sizes);
 RunPlan short_plan(const RunNeeds& needs, int stage, std::int64_t micro_batches, const DeviceSizes& sizes,
                    std::size_t staging_bytes);
 

@@ -58,7 +58,8 @@ GroupLinks links_of(int size, int distance, int ranks_of_node) {
 }
 
 // All-gather or reduce-scatter of `whole` bytes over a group. On k nodes of g ranks, the node's links carry
-// (g-1)/g of them, and each network card (k-1)/k of a g-th. The two overlap in part: between the larger one and their sum.
+// (g-1)/g of them, and each network card (k-1)/k of a g-th. The two overlap in part: between the larger one and
+// their sum.
 double gather_seconds(double whole, int size, int distance, const StepRates& rates) {
     if (size == 1) return 0;
     const auto [g, k] = links_of(size, distance, rates.ranks_of_node);
@@ -289,20 +290,25 @@ class Simulation {
 
 }  // namespace
 
-StepTime step_time(const RunNeeds& needs, const DeviceSizes& sizes, const StepRates& rates) {
+std::vector<StepTime> step_times(const RunNeeds& needs, const DeviceSizes& sizes,
+                                 std::span<const StepRates> rates) {
     const ShortStep short_step(needs.spec);
     const std::int64_t all = needs.spec.rank_sequences() / needs.micro_batch;
-    const auto of = [&](std::int64_t micro_batches) {
-        std::vector<RunPlan> stages;
-        for (int stage = 0; stage < needs.spec.mesh.pipeline; ++stage)
-            stages.push_back(short_plan(needs, stage, micro_batches, sizes, 0));
-        return Simulation(stages, rates).run();
-    };
-    if (all <= short_step.few + short_step.group) return of(all);
-    const StepTime first = of(short_step.few), second = of(short_step.few + short_step.group);
+    const bool is_short = all <= short_step.few + short_step.group;
+    const std::vector<RunPlan> first = short_plans(needs, is_short ? all : short_step.few, sizes),
+                               second = is_short
+                                            ? std::vector<RunPlan>()
+                                            : short_plans(needs, short_step.few + short_step.group, sizes);
     const auto more = static_cast<double>((all - short_step.few) / short_step.group);
-    return {first.seconds + more * (second.seconds - first.seconds),
-            first.compute + more * (second.compute - first.compute)};
+    std::vector<StepTime> times;
+    for (const StepRates& at : rates) {
+        StepTime& time = times.emplace_back(Simulation(first, at).run());
+        if (is_short) continue;
+        const StepTime longer = Simulation(second, at).run();
+        time.seconds += more * (longer.seconds - time.seconds);
+        time.compute += more * (longer.compute - time.compute);
+    }
+    return times;
 }
 
 }  // namespace llmc

@@ -1,6 +1,6 @@
-// How long a step takes, from the lists of all stages: each action has floating-point operations, bytes of memory and
-// bytes to other ranks, and runs when the executor would run it. A bound takes the makers' peaks, and hides whatever may
-// run at the same time; an expectation takes measured rates, the tiles of products, and latencies.
+// How long a step takes, from the lists of all stages: each action has floating-point operations, bytes of memory
+// and bytes to other ranks, and runs when the executor would run it. A bound takes the makers' peaks, and hides
+// whatever may run at the same time; an expectation takes measured rates, the tiles of products, and latencies.
 #pragma once
 
 #include <array>
@@ -37,7 +37,9 @@ struct StepTime {
 // The time of a call of a part's list, on one rank of a tensor-parallel group.
 double call_seconds(const ListCall& call, const Mesh& mesh, const StepRates& rates);
 
-// The time of a step of these needs. It makes the lists of short steps, as needs_of does, and the rest follows.
-StepTime step_time(const RunNeeds& needs, const DeviceSizes& sizes, const StepRates& rates);
+// The time of a step of these needs at each of `rates`. It makes the lists of short steps, as needs_of does, and the
+// rest follows.
+std::vector<StepTime> step_times(const RunNeeds& needs, const DeviceSizes& sizes,
+                                 std::span<const StepRates> rates);
 
 }  // namespace llmc

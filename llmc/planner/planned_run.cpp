@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdlib>
 #include <string_view>
@@ -179,8 +180,9 @@ StepRates peak_rates(const PlannedRun& run) {
             .is_bound = true};
 }
 
-// The rates that benchmarks reach (ml-engineering's, of 2026): products of large matrices 271 of 312 TFLOP/s on A100 and
-// 794 of 989 on H100, rings 0.8 of NVLink, all-reduces over several machines 0.73 of the network; NCCL's latencies.
+// The rates that benchmarks reach (ml-engineering's, of 2026): products of large matrices 271 of 312 TFLOP/s on A100
+// and 794 of 989 on H100, rings 0.8 of NVLink, all-reduces over several machines 0.73 of the network; NCCL's
+// latencies.
 StepRates measured_rates(const PlannedRun& run) {
     StepRates rates = peak_rates(run);
     const bool is_ampere = run.machines.gpu->chip.architecture < 90;
@@ -200,9 +202,11 @@ std::optional<PlannedTime> estimated_time(const PlannedRun& run) {
         if (!run.machines.gpu || run.machines.gpu->peak(DType::fp32, run.options.tf32) == 0)
             return std::nullopt;
     }
-    const double bound = step_time(*run.needs, *run.machines.sizes, peak_rates(run)).seconds,
-                 expected = step_time(*run.needs, *run.machines.sizes, measured_rates(run)).seconds;
-    return PlannedTime{bound, expected, static_cast<double>(run.spec->global_batch_tokens) / expected};
+    const std::vector<StepTime> times =
+        step_times(*run.needs, *run.machines.sizes, std::array{peak_rates(run), measured_rates(run)});
+    const double expected = times.back().seconds;
+    return PlannedTime{times.front().seconds, expected,
+                       static_cast<double>(run.spec->global_batch_tokens) / expected};
 }
 
 void plan_memory(PlannedRun& run) {
@@ -365,7 +369,6 @@ bool prepare(PlannedRun& run, std::vector<std::string> arguments, std::string& t
     std::vector<const char*> words;
     for (const std::string& argument : arguments) words.push_back(argument.c_str());
     std::optional<Options> options =
-
         parse_options(static_cast<int>(words.size()), words.data(), text, plan_command_line(run.asked));
     if (!options) return false;
     run.options = *std::move(options);

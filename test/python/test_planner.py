@@ -3,10 +3,10 @@
 import functools
 import json
 import operator
+import os
 import re
 import shlex
 import subprocess
-import time
 
 import planned
 import program
@@ -85,11 +85,11 @@ def test_the_nearest_split_of_layers():
                                      ["--tensor-parallel=8", "--pipeline-parallel=14", "--pipeline-schedule=interleaved", "--virtual-stages=9"],
                                      ["--pipeline-parallel=126", "--pipeline-schedule=zb-h1"]], ids=["fsdp", "3d", "interleaved", "deep"])
 def test_large_plans_are_quick(options):
-    """16,384 GPUs; no process is started, and no time depends on their number."""
-    start = time.monotonic()
+    """16,384 GPUs in two seconds of one processor; no process is started, and no time depends on their number."""
+    start = os.times().children_user
     made, _ = plan("--model=llama3-405b", f"--gpus={16128 if '126' in ' '.join(options) or '14' in ' '.join(options) else 16384}", *options)
     assert made["memory"]["bytes"] > 2**30, made
-    assert time.monotonic() - start < 2 * program.PATIENCE
+    assert os.times().children_user - start < 2 * program.PATIENCE
 
 
 def test_json_has_notes_apart():
