@@ -299,7 +299,8 @@ std::vector<StepTime> step_times(const RunNeeds& needs, const DeviceSizes& sizes
                                second = is_short
                                             ? std::vector<RunPlan>()
                                             : short_plans(needs, short_step.few + short_step.group, sizes);
-    const auto more = static_cast<double>((all - short_step.few) / short_step.group);
+    const std::int64_t groups = (all - short_step.few) / short_step.group;
+    const auto more = static_cast<double>(groups);
     std::vector<StepTime> times;
     for (const StepRates& at : rates) {
         StepTime& time = times.emplace_back(Simulation(first, at).run());

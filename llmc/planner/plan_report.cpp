@@ -146,11 +146,12 @@ std::string time_text(const PlannedRun& run) {
     const PlannedTime& time = *run.estimate;
     const GpuModel& gpu = *run.machines.gpu;
     const double utilization = *run.flops_per_token() * time.tokens_per_second / run.mesh->world() /
-                               gpu.peak(run.needs->spec.dtype, run.options.tf32);
-    return fmt::format("{} a step at least, {} expected: {} tokens/s, {} of each GPU, {:.1f}% of its peak",
-                       human_seconds(*time.bound), human_seconds(time.expected),
-                       human_count(time.tokens_per_second),
-                       human_count(time.tokens_per_second / run.mesh->world()), 100 * utilization);
+                               gpu.peak(run.spec->dtype, run.options.tf32);
+    return fmt::format(
+        "{} a step at least, {} expected, +-{:.0f}%: {} tokens/s, {} of each GPU, {:.1f}% of its peak",
+        human_seconds(*time.bound), human_seconds(time.expected), 100 * time_error,
+        human_count(time.tokens_per_second), human_count(time.tokens_per_second / run.mesh->world()),
+        100 * utilization);
 }
 
 std::string cost_text(const PlannedRun& run, const Cost& cost) {
@@ -177,9 +178,18 @@ Json model_json(const PlannedRun& run) {
     if (run.described) active = run.described->active_parameters;
     if (run.asked.parameters) active = nullptr;
     if (run.parameters() == 0) parameters = active = nullptr;
-    return {{"parameters", parameters},
-            {"active_parameters", active},
-            {"flops_per_token", or_null(run.flops_per_token())}};
+    Json json = {{"parameters", parameters},
+                 {"active_parameters", active},
+                 {"flops_per_token", or_null(run.flops_per_token())}};
+    if (run.model) {
+        const ModelChoices choices = run.options.choices_of_model();
+        for (const auto& [key, option] : {std::pair("layers", "layers"),
+                                          {"channels", "channels"},
+                                          {"sequence_length", "seq-len"},
+                                          {"vocabulary", "vocab-size"}})
+            json[key] = choices.size(option);
+    }
+    return json;
 }
 
 Json state_json(const StateGb& state) {
@@ -224,7 +234,8 @@ Json time_json(const PlannedRun& run) {
     if (!time) return nullptr;
     return {{"bound_seconds", time->bound ? Json(*time->bound) : Json()},
             {"expected_seconds", time->expected > 0 ? Json(time->expected) : Json()},
-            {"tokens_per_second", time->tokens_per_second}};
+            {"tokens_per_second", time->tokens_per_second},
+            {"error", time->bound ? Json(time_error) : Json()}};
 }
 
 Json cost_json(const PlannedRun& run) {
@@ -237,11 +248,12 @@ Json cost_json(const PlannedRun& run) {
 }
 
 Json batch_json(const PlannedRun& run) {
-    if (!run.needs) return nullptr;
-    const RunSpec& spec = spec_of(run);
-    return {{"tokens", spec.global_batch_tokens},
-            {"micro_batch_sequences", run.needs->micro_batch},
-            {"micro_batches", spec.rank_sequences() / run.needs->micro_batch}};
+    if (!run.spec) return nullptr;
+    Json json = {{"tokens", run.spec->global_batch_tokens}};
+    if (!run.needs) return json;
+    json["micro_batch_sequences"] = run.needs->micro_batch;
+    json["micro_batches"] = run.spec->rank_sequences() / run.needs->micro_batch;
+    return json;
 }
 
 Json memory_json(const PlannedRun& run) {

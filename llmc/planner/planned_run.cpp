@@ -28,6 +28,21 @@ namespace {
 
 constexpr double gib = 1 << 30;
 
+// Sizes without the limits of the kernels.
+class WithoutLimits final : public DeviceSizes {
+  public:
+    explicit WithoutLimits(const DeviceSizes& sizes) : sizes_(sizes) {}
+
+    std::size_t workspace_bytes(const WorkspaceRequest& request) const override {
+        return sizes_.workspace_bytes(request);
+    }
+    std::int64_t default_micro_batch_tokens() const override { return sizes_.default_micro_batch_tokens(); }
+    std::int64_t default_logits_bytes() const override { return sizes_.default_logits_bytes(); }
+
+  private:
+    const DeviceSizes& sizes_;
+};
+
 // The sizes of the CPU device, which belong to a device.
 class CpuSizes final : public DeviceSizes {
   public:
@@ -181,13 +196,13 @@ StepRates peak_rates(const PlannedRun& run) {
 }
 
 // The rates that benchmarks reach (ml-engineering's, of 2026): products of large matrices 271 of 312 TFLOP/s on A100
-// and 794 of 989 on H100, rings 0.8 of NVLink, all-reduces over several machines 0.73 of the network; NCCL's
-// latencies.
+// and 794 of 989 on H100, FlashAttention-2's 155 and 330, rings 0.8 of NVLink, all-reduces over several machines 0.73
+// of the network; NCCL's latencies.
 StepRates measured_rates(const PlannedRun& run) {
     StepRates rates = peak_rates(run);
     const bool is_ampere = run.machines.gpu->chip.architecture < 90;
     rates.products *= is_ampere ? 0.87 : 0.8;
-    rates.attention *= is_ampere ? 0.6 : 0.5;
+    rates.attention *= is_ampere ? 0.5 : 0.33;
     rates.memory *= 0.9;
     rates.launch = 4e-6;
     rates.multiprocessors = run.machines.gpu->chip.multiprocessors;
@@ -197,16 +212,27 @@ StepRates measured_rates(const PlannedRun& run) {
     return rates;
 }
 
-std::optional<PlannedTime> estimated_time(const PlannedRun& run) {
+std::optional<PlannedTime> estimated_time(const PlannedRun& run, const RunNeeds& needs) {
     if (!run.machines.gpu || run.spec->dtype == DType::fp32) {
         if (!run.machines.gpu || run.machines.gpu->peak(DType::fp32, run.options.tf32) == 0)
             return std::nullopt;
     }
-    const std::vector<StepTime> times =
-        step_times(*run.needs, *run.machines.sizes, std::array{peak_rates(run), measured_rates(run)});
-    const double expected = times.back().seconds;
+    const std::vector<StepTime> times = step_times(needs, WithoutLimits(*run.machines.sizes),
+                                                   std::array{peak_rates(run), measured_rates(run)});
+    const double expected = times.back().seconds / software_share;
     return PlannedTime{times.front().seconds, expected,
                        static_cast<double>(run.spec->global_batch_tokens) / expected};
+}
+
+// The time of a step that only a kernel's limit forbids.
+std::optional<PlannedTime> time_without_limits(const PlannedRun& run) {
+    try {
+        const RunNeeds needs = needs_of(*run.spec, WithoutLimits(*run.machines.sizes), run.staging_bytes);
+        check_micro_batches(*run.spec, needs.micro_batch);
+        return estimated_time(run, needs);
+    } catch (const BrokenRule&) {
+        return std::nullopt;
+    }
 }
 
 void plan_memory(PlannedRun& run) {
@@ -218,7 +244,7 @@ void plan_memory(PlannedRun& run) {
                              sizes, run.staging_bytes);
     run.peak = activation_peak(*run.fullest);
     run.needs = std::move(needs);
-    run.estimate = estimated_time(run);
+    run.estimate = estimated_time(run, *run.needs);
     run.verdict = verdict_of(run);
     if (run.verdict != Verdict::does_not_fit) return;
     const auto bytes = static_cast<std::int64_t>(run.needs->largest_memory());
@@ -231,9 +257,10 @@ void plan_memory(PlannedRun& run) {
 
 std::vector<std::string>::iterator argument_of(std::vector<std::string>& arguments,
                                                const std::string& option) {
-    for (auto word = arguments.end(); word != arguments.begin();)
-        if (*--word == option || word->starts_with(option + "=")) return word;
-    return arguments.end();
+    const auto last = std::find_if(arguments.rbegin(), arguments.rend(), [&](const std::string& word) {
+        return word == option || word.starts_with(option + "=");
+    });
+    return last == arguments.rend() ? arguments.end() : last.base() - 1;
 }
 
 // If --model names a model that is only described, takes the option out of the arguments.
@@ -317,6 +344,7 @@ PlannedRun planned(const std::vector<std::string>& arguments, std::string& text)
     } catch (const BrokenRule& broken) {
         run.needs.reset();
         run.why_not.push_back(broken.rule);
+        if (run.spec) run.estimate = time_without_limits(run);
     }
     // The number of processes has the name by which it was given.
     constexpr std::string_view processes = "--processes";

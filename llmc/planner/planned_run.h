@@ -40,6 +40,10 @@ struct BesideArenas {
     std::size_t total() const { return context + libraries + nccl; }
 };
 
+// The part of the rates of benchmarks that software reached in published steps, by the geometric mean, and how far the
+// times that follow are from those steps, in the mean (scripts/plan_error.py).
+inline constexpr double software_share = 0.75, time_error = 0.14;
+
 // The time of a step, in seconds: no run is faster than the bound.
 struct PlannedTime {
     std::optional<double> bound{};  // none if the speed was given

@@ -118,3 +118,14 @@ def test_the_figures_of_the_page(options, key, figure):
 
 def test_the_page_has_rows():
     assert len(table_rows()) > 100
+
+
+def test_published_steps():
+    """The page has what scripts/plan_error.py prints, and the program the factor and the error that it finds."""
+    result = subprocess.run(["scripts/plan_error.py"], cwd=program.ROOT, capture_output=True, text=True, check=True)
+    page = (program.ROOT / "docs/planner.md").read_text()
+    for part in result.stdout.strip().split("\n\n"):
+        assert part in page, "put what scripts/plan_error.py prints into docs/planner.md"
+    share, error = re.search(r"mean (\S+) of the measured time, error (\d+)% in the mean", result.stdout).groups()
+    assert share == "1.00", "multiply software_share in llmc/planner/planned_run.h by this mean"
+    assert plan("--gpus=8")[0]["time"]["error"] == int(error) / 100
