@@ -207,23 +207,38 @@ ShortStep::ShortStep(const RunSpec& spec)
 
 // In every schedule, a group of micro-batches adds as much as the group before it once all stages are busy: bytes
 // that are sent, and with GPipe activations.
-RunNeeds needs_of(const RunSpec& spec, const DeviceSizes& sizes, std::size_t staging_bytes,
-                  std::int64_t micro_batch) {
+ShortPlans short_plans(const RunSpec& spec, const DeviceSizes& sizes, std::size_t staging_bytes,
+                       std::int64_t micro_batch) {
     const ShortStep step(spec);
-    const std::int64_t group = step.group, few = step.few;
-    check_layers(spec, std::min(spec.rank_sequences() / micro_batch, few + group));
+    const std::int64_t whole = spec.rank_sequences() / micro_batch;
+    check_layers(spec, std::min(whole, step.few + step.group));
     const RunPlan all = plan_of_whole_pipeline(spec, micro_batch);
     sizes.require_sizes(workspace_request(spec.model, all.lists->kinds.front().sizes));
-    const std::int64_t more = (all.micro_batches - few) / group;
-    RunNeeds needs{spec, micro_batch, {}};
-    for (int stage = 0; stage < spec.mesh.pipeline; ++stage) {
-        const auto of = [&](std::int64_t micro_batches) -> StageNeeds {
-            const RunPlan plan = plan_of_stage(all, stage, micro_batches, sizes, staging_bytes);
-            return {plan.memory.sizes(), plan.sent};
-        };
-        needs.stages.push_back(more > 1 ? extrapolated(of(few), of(few + group), more)
-                                        : of(all.micro_batches));
-    }
+    const std::int64_t more = (whole - step.few) / step.group;
+    const auto of = [&](std::int64_t micro_batches) {
+        std::vector<RunPlan> stages;
+        for (int stage = 0; stage < spec.mesh.pipeline; ++stage)
+            stages.push_back(plan_of_stage(all, stage, micro_batches, sizes, staging_bytes));
+        return stages;
+    };
+    if (more <= 1) return {of(whole), {}, 0};
+    return {of(step.few), of(step.few + step.group), more};
+}
+
+RunNeeds needs_of(const ShortPlans& plans) {
+    RunNeeds needs{plans.first.front().spec, plans.first.front().micro_batch, {}};
+    const auto of = [](const RunPlan& plan) { return StageNeeds{plan.memory.sizes(), plan.sent}; };
+    for (std::size_t stage = 0; stage < plans.first.size(); ++stage)
+        needs.stages.push_back(
+            plans.more == 0 ? of(plans.first[stage])
+                            : extrapolated(of(plans.first[stage]), of(plans.second[stage]), plans.more));
+    return needs;
+}
+
+RunNeeds needs_of(const RunSpec& spec, const DeviceSizes& sizes, std::size_t staging_bytes,
+                  std::int64_t micro_batch) {
+    RunNeeds needs = needs_of(short_plans(spec, sizes, staging_bytes, micro_batch));
+    needs.spec = spec;
     return needs;
 }
 
@@ -231,15 +246,6 @@ RunPlan short_plan(const RunNeeds& needs, int stage, std::int64_t micro_batches,
                    std::size_t staging_bytes) {
     const RunPlan all = plan_of_whole_pipeline(needs.spec, needs.micro_batch);
     return plan_of_stage(all, stage, micro_batches, sizes, staging_bytes);
-}
-
-std::vector<RunPlan> short_plans(const RunNeeds& needs, std::int64_t micro_batches,
-                                 const DeviceSizes& sizes) {
-    const RunPlan all = plan_of_whole_pipeline(needs.spec, needs.micro_batch);
-    std::vector<RunPlan> plans;
-    for (int stage = 0; stage < needs.spec.mesh.pipeline; ++stage)
-        plans.push_back(plan_of_stage(all, stage, micro_batches, sizes, 0));
-    return plans;
 }
 
 RunNeeds needs_of(const RunSpec& spec, const DeviceSizes& sizes, std::size_t staging_bytes) {

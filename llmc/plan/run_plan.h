@@ -147,9 +147,18 @@ struct ShortStep {
     std::int64_t group, few;  // micro-batches
 };
 // The plan of a stage's ranks for a step of `micro_batches`: its lists and their memory, without checks.
-std::vector<RunPlan> short_plans(const RunNeeds& needs, std::int64_t micro_batches, const DeviceSizes& sizes);
 RunPlan short_plan(const RunNeeds& needs, int stage, std::int64_t micro_batches, const DeviceSizes& sizes,
                    std::size_t staging_bytes);
+
+// The plans of all stages for one or two short steps, from which the needs and the time of the whole step follow: those
+// of `first`, and what `second` has more, `more` times.
+struct ShortPlans {
+    std::vector<RunPlan> first, second;  // second: empty if the first step is the whole one
+    std::int64_t more = 0;
+};
+ShortPlans short_plans(const RunSpec& spec, const DeviceSizes& sizes, std::size_t staging_bytes,
+                       std::int64_t micro_batch);
+RunNeeds needs_of(const ShortPlans& plans);
 
 // Plans a run. UserError if the sizes are not valid, or if they need more memory than the machine has (the
 // message names both). UserError also if the mesh cannot divide the global batch evenly (the message names a

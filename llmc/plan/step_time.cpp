@@ -57,7 +57,9 @@ GroupLinks links_of(int size, int distance, int ranks_of_node) {
     return {on_node, (size + on_node - 1) / on_node};
 }
 
-// All-gather or reduce-scatter of `whole` bytes over a group. On k nodes of g ranks, the node's links carry
+}  // namespace
+
+// On k nodes of g ranks, the node's links carry
 // (g-1)/g of them, and each network card (k-1)/k of a g-th. The two overlap in part: between the larger one and
 // their sum.
 double gather_seconds(double whole, int size, int distance, const StepRates& rates) {
@@ -68,8 +70,6 @@ double gather_seconds(double whole, int size, int distance, const StepRates& rat
     const double latency = (g - 1) * rates.node.latency + (k - 1) * rates.network.latency;
     return std::max(inside, across) + (rates.is_bound ? 0 : std::min(inside, across) / 2 + latency);
 }
-
-}  // namespace
 
 double call_seconds(const ListCall& call, const Mesh& mesh, const StepRates& rates) {
     double bytes = 0;
@@ -290,26 +290,27 @@ class Simulation {
 
 }  // namespace
 
-std::vector<StepTime> step_times(const RunNeeds& needs, const DeviceSizes& sizes,
-                                 std::span<const StepRates> rates) {
-    const ShortStep short_step(needs.spec);
-    const std::int64_t all = needs.spec.rank_sequences() / needs.micro_batch;
-    const bool is_short = all <= short_step.few + short_step.group;
-    const std::vector<RunPlan> first = short_plans(needs, is_short ? all : short_step.few, sizes),
-                               second = is_short
-                                            ? std::vector<RunPlan>()
-                                            : short_plans(needs, short_step.few + short_step.group, sizes);
-    const std::int64_t groups = (all - short_step.few) / short_step.group;
-    const auto more = static_cast<double>(groups);
-    std::vector<StepTime> times;
-    for (const StepRates& at : rates) {
-        StepTime& time = times.emplace_back(Simulation(first, at).run());
-        if (is_short) continue;
-        const StepTime longer = Simulation(second, at).run();
-        time.seconds += more * (longer.seconds - time.seconds);
-        time.compute += more * (longer.compute - time.compute);
+ModelTime model_time(const RunSpec& spec, const DeviceSizes& sizes, const StepRates& rates) {
+    const ShortPlans plans = short_plans(spec, sizes, 0, spec.rank_sequences());
+    const RunPlan& plan = plans.first.front();
+    ActionTimes seconds(plan, rates);
+    ModelTime time{.activation_bytes = plan.memory.bytes(ArenaKind::activations)};
+    for (const Action& action : plan.training.actions) {
+        if (action.kind == ActionKind::forward) time.forward += seconds(action);
+        if (action.kind == ActionKind::recompute || action.kind == ActionKind::backward)
+            time.backward += seconds(action);
     }
-    return times;
+    return time;
+}
+
+StepTime step_time(const ShortPlans& plans, const StepRates& rates) {
+    StepTime time = Simulation(plans.first, rates).run();
+    if (plans.more == 0) return time;
+    const StepTime longer = Simulation(plans.second, rates).run();
+    const auto more = static_cast<double>(plans.more);
+    time.seconds += more * (longer.seconds - time.seconds);
+    time.compute += more * (longer.compute - time.compute);
+    return time;
 }
 
 }  // namespace llmc

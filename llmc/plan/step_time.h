@@ -34,12 +34,21 @@ struct StepTime {
     double compute = 0;  // of the stage that computes longest
 };
 
+// All-gather or reduce-scatter of `whole` bytes over `size` ranks that are `distance` apart.
+double gather_seconds(double whole, int size, int distance, const StepRates& rates);
+
 // The time of a call of a part's list, on one rank of a tensor-parallel group.
 double call_seconds(const ListCall& call, const Mesh& mesh, const StepRates& rates);
 
-// The time of a step of these needs at each of `rates`. It makes the lists of short steps, as needs_of does, and the
-// rest follows.
-std::vector<StepTime> step_times(const RunNeeds& needs, const DeviceSizes& sizes,
-                                 std::span<const StepRates> rates);
+// The time of a micro-batch on one rank that has the whole model, or its part of every layer (`spec` has no stages):
+// its forward pass, its backward pass with what it recomputes, and the memory of its activations.
+struct ModelTime {
+    double forward = 0, backward = 0;
+    std::size_t activation_bytes = 0;
+};
+ModelTime model_time(const RunSpec& spec, const DeviceSizes& sizes, const StepRates& rates);
+
+// The time of a step at these rates.
+StepTime step_time(const ShortPlans& plans, const StepRates& rates);
 
 }  // namespace llmc

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <exception>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <string>
@@ -14,8 +15,11 @@
 #include "llmc/comm/bootstrap.h"
 #include "llmc/core/error.h"
 #include "llmc/core/standard_streams.h"
+#include "llmc/io/files.h"
+#include "llmc/planner/levers.h"
 #include "llmc/planner/plan_report.h"
 #include "llmc/planner/planned_run.h"
+#include "llmc/planner/search.h"
 #include "llmc/train/console.h"
 
 namespace llmc {
@@ -33,9 +37,32 @@ constexpr int status_of(Verdict verdict) {
     }
 }
 
+void require_new(const std::string& file) {
+    if (std::filesystem::exists(file))
+        user_error("--write-config {}: there is such a file; choose another name, or remove it", file);
+}
+
+// The options of the run, as a configuration file.
+void write_config(PlannedRun& run) {
+    const std::string& file = run.asked.config;
+    if (run.command.empty()) {
+        run.notes.push_back(fmt::format("{} was not written, since no such run can start", file));
+        return;
+    }
+    naming_option("--write-config", [&] { write_file(file, to_toml(run.options)); });
+    run.notes.push_back(fmt::format("{0} has the options of the run; --config {0} reads them", file));
+}
+
 int plan(Console& console, const std::vector<std::string>& arguments) {
     std::string text;
-    const std::optional<PlannedRun> run = planned_run(arguments, text);
+    PlannedRun given;
+    std::optional<PlannedRun> run;
+    if (read(given, arguments, text)) {
+        require_new(given.asked.config);
+        run = given.asked.search ? searched_run(arguments) : planned_run(arguments, text);
+    }
+    if (run && run->asked.levers && run->needs) run->levers = levers_of(*run);
+    if (run && !run->asked.config.empty()) write_config(*run);
     if (!run) {
         console.text(text);
     } else if (run->asked.json) {

@@ -76,7 +76,9 @@ void add_plan_options(CLI::App& app, PlanOptions& options) {
                 to = text;
             });
     };
-    add("gpu", "NAME", "Plan for this GPU (default: H100 if --gpus is given, else the CPU)",
+    add("gpu", "NAME",
+        "Plan for this GPU (default: H100 with --gpus or --search, else the CPU); --search compares several: "
+        "A100,H100",
         [&options](const std::string&, const std::string& text) { options.gpu = text; });
     add_whole("gpus", options.gpus, "Plan for N GPUs in all, with a process for each");
     add_whole("processes", options.processes, "Plan for N processes in all: on CPUs, or the same as --gpus");
@@ -113,10 +115,20 @@ void add_plan_options(CLI::App& app, PlanOptions& options) {
                "Activations by the convention, or a SIZE");
     add_choice("convention-optimizer", options.optimizer, {"adam", "sgd"}, false, "NAME",
                "Optimizer of the convention");
-    app.add_flag("--json", options.json, "Print the plan as one JSON object (docs/interface.md)")
-        ->configurable(false)
-        ->disable_flag_override()
-        ->group("Plan");
+    add_number("days", options.days, "N", number_in, "days, such as 30",
+               "With --search and --tokens: find the fewest GPUs that end the run in N days");
+    add("write-config", "FILE", "Write the run's options to FILE, for --config",
+        [&options](const std::string&, const std::string& text) { options.config = text; });
+    const auto add_flag = [&](const char* name, bool& to, const char* help) {
+        app.add_flag(name, to, as_help(help))->configurable(false)->disable_flag_override()->group("Plan");
+    };
+    add_flag(
+        "--search", options.search,
+        "Find the best mesh, ZeRO stage, schedule, recomputation and micro-batch; without --gpus also the "
+        "number of GPUs");
+    add_flag("--levers", options.levers,
+             "Also print the largest micro-batch and context, and what each option would save and cost");
+    add_flag("--json", options.json, "Print the plan as one JSON object (docs/interface.md)");
 }
 
 }  // namespace
@@ -133,15 +145,23 @@ OtherCommand plan_command_line(PlanOptions& options) {
         .add_options = [&options](CLI::App& app) { add_plan_options(app, options); }};
 }
 
-std::vector<std::string> plan_option_names() {
+std::vector<std::string> words_of_run(const std::vector<std::string>& arguments) {
     CLI::App app;
     PlanOptions unused;
     add_plan_options(app, unused);
-    std::vector<std::string> names;
-    for (const CLI::Option* option : app.get_options()) {
-        for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+    std::vector<std::string> words;
+    for (std::size_t i = 1; i < arguments.size(); ++i) {
+        const std::string& word = arguments[i];
+        const std::size_t equals = word.find('=');
+        const CLI::Option* const option =
+            word.starts_with("--") ? app.get_option_no_throw(word.substr(0, equals)) : nullptr;
+        if (option == nullptr || option->get_lnames().front() == "help") {
+            words.push_back(word);
+        } else if (option->get_items_expected_min() > 0 && equals == std::string::npos) {
+            ++i;  // its value
+        }
     }
-    return names;
+    return words;
 }
 
 }  // namespace llmc

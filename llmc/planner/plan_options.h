@@ -11,7 +11,7 @@
 namespace llmc {
 
 struct PlanOptions {
-    std::string gpu;  // the name of one (device/gpu_table.h); empty: not given
+    std::string gpu;  // a name (device/gpu_table.h), or several with commas; empty: not given
     std::optional<std::int64_t> gpus, processes,
         nodes;  // two names of one number: the processes of the run in all
     std::optional<double> gpu_gib, gpu_tflops, gpu_bandwidth;  // GiB that a process sees; bf16; 1e9 bytes/s
@@ -21,13 +21,15 @@ struct PlanOptions {
         lost;                          // of the run; USD an hour; tokens/s of a GPU; a fraction
     std::optional<double> parameters;  // of a nominal size, without an architecture
     std::string convention = "ours", activations = "none", optimizer = "adam";
-    bool json = false;
+    bool json = false, search = false, levers = false;
+    std::optional<double> days;  // in which the run must end
+    std::string config;          // the file of --write-config
 };
 
 // The command that has them, with what it writes into `options`, which must outlive it. Values that are out of range
 // are refused as the options of a run are.
 OtherCommand plan_command_line(PlanOptions& options);
-// "--gpu", "--gpus" and so on.
-std::vector<std::string> plan_option_names();
+// The words of a command line that belong to the run, without the options above and their values.
+std::vector<std::string> words_of_run(const std::vector<std::string>& arguments);
 
 }  // namespace llmc

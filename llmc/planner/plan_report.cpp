@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <ranges>
 #include <string>
 #include <utility>
 
@@ -295,6 +296,112 @@ Json sends_json(const PlannedRun& run) {
     return json;
 }
 
+// Rows in columns, of which the last is text; the first row has the heads.
+std::string table(const std::vector<std::vector<std::string>>& rows) {
+    std::vector<std::size_t> widths(rows.front().size());
+    for (const auto& row : rows)
+        for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+    std::string text;
+    for (const auto& row : rows) {
+        for (std::size_t i = 0; i + 1 < row.size(); ++i) text += fmt::format("  {:>{}}", row[i], widths[i]);
+        text += "  " + row.back() + "\n";
+    }
+    return text + "\n";
+}
+
+std::string search_table(const Search& search) {
+    const bool has_dollars =
+        std::ranges::all_of(search.best, [](const Found& found) { return found.dollars.has_value(); });
+    std::vector<std::vector<std::string>> rows = {
+        {"tokens/s", "of a GPU", has_dollars ? "$ for 1e9" : "", "memory", "options"}};
+    for (const Found& found : search.best)
+        rows.push_back({human_count(std::round(found.tokens_per_second)),
+                        human_count(std::round(found.tokens_per_second / found.gpus)),
+                        has_dollars ? fmt::format("{:.2f}", *found.dollars) : "", human_bytes(found.bytes),
+                        found.options});
+    return table(rows);
+}
+
+std::string levers_table(const std::vector<Lever>& levers) {
+    constexpr std::size_t most_rows = 10;
+    std::vector<std::vector<std::string>> rows = {{"saves", "costs a step", "fits", "options"}};
+    for (const Lever& lever : levers | std::views::take(most_rows))
+        rows.push_back({human_bytes(lever.bytes_saved),
+                        lever.seconds_lost == 0 ? "-"
+                                                : fmt::format("{}{}", lever.seconds_lost < 0 ? "-" : "+",
+                                                              human_seconds(std::abs(lever.seconds_lost))),
+                        lever.fits ? "yes" : "no", lever.options});
+    return table(rows);
+}
+
+std::string found_text(const Found& found) {
+    return fmt::format("{}: {} tokens/s, {}{}", plural(found.gpus, "GPU"),
+                       human_count(std::round(found.tokens_per_second)), human_bytes(found.bytes),
+                       found.dollars ? fmt::format(", ${:.2f} for 1e9 tokens", *found.dollars) : "");
+}
+
+void add_search(Rows& rows, const PlannedRun& run) {
+    const Search& search = *run.search;
+    rows.emplace_back("search", fmt::format("{} runs considered, {} simulated", grouped(search.considered),
+                                            grouped(search.simulated)));
+    if (search.fewest) rows.emplace_back("fewest", found_text(*search.fewest));
+    if (search.cheapest) rows.emplace_back("best", found_text(*search.cheapest));
+    if (search.in_time) rows.emplace_back("in time", found_text(*search.in_time));
+}
+
+void add_levers(Rows& rows, const Levers& levers) {
+    rows.emplace_back("largest",
+                      levers.micro_batch == 0
+                          ? "no micro-batch fits"
+                          : fmt::format("micro-batches of {}", plural(levers.micro_batch, "sequence")));
+    rows.emplace_back("longest", levers.context == 0
+                                     ? "no context fits"
+                                     : fmt::format("a context of {} tokens, in micro-batches of 1 sequence",
+                                                   grouped(levers.context)));
+    if (!levers.first_fit.empty()) rows.emplace_back("would fit", levers.first_fit);
+}
+
+Json levers_json(const PlannedRun& run) {
+    if (!run.levers) return nullptr;
+    const auto list = [&](const std::vector<Lever>& levers) {
+        Json json = Json::array();
+        for (const Lever& lever : levers)
+            json.push_back({{"options", lever.options},
+                            {"bytes_saved", lever.bytes_saved},
+                            {"seconds_lost", run.estimate ? Json(lever.seconds_lost) : Json()},
+                            {"fits", lever.fits}});
+        return json;
+    };
+    const auto or_null = [](std::int64_t number) { return number > 0 ? Json(number) : Json(); };
+    return {{"micro_batch_sequences", or_null(run.levers->micro_batch)},
+            {"context", or_null(run.levers->context)},
+            {"single", list(run.levers->single)},
+            {"pairs", list(run.levers->pairs)},
+            {"first_fit", run.levers->first_fit.empty() ? Json() : Json(run.levers->first_fit)}};
+}
+
+Json found_json(const Found& found) {
+    return {{"options", found.options},
+            {"gpus", found.gpus},
+            {"tokens_per_second", found.tokens_per_second},
+            {"bytes", found.bytes},
+            {"usd_per_billion_tokens", found.dollars ? Json(*found.dollars) : Json()}};
+}
+
+Json search_json(const PlannedRun& run) {
+    if (!run.search) return nullptr;
+    const Search& search = *run.search;
+    const auto or_null = [](const std::optional<Found>& found) {
+        return found ? found_json(*found) : Json();
+    };
+    Json json = {{"considered", search.considered}, {"simulated", search.simulated}, {"best", Json::array()}};
+    for (const Found& found : search.best) json["best"].push_back(found_json(found));
+    json["fewest"] = or_null(search.fewest);
+    json["cheapest"] = or_null(search.cheapest);
+    json["in_time"] = or_null(search.in_time);
+    return json;
+}
+
 }  // namespace
 
 Json to_json(const PlannedRun& run) {
@@ -311,6 +418,8 @@ Json to_json(const PlannedRun& run) {
     json["convention"] = convention_json(run);
     json["why_not"] = Json::array();
     for (const Rule& rule : run.why_not) json["why_not"].push_back(rule_json(rule));
+    json["levers"] = levers_json(run);
+    json["search"] = search_json(run);
     json["command"] = run.command.empty() ? Json() : Json(run.command);
     return json;
 }
@@ -348,6 +457,8 @@ void show(Console& console, const PlannedRun& run) {
         rows.emplace_back("by " + run.asked.convention, text);
     if (run.estimate) rows.emplace_back("time", time_text(run));
     if (const auto cost = run.cost()) rows.emplace_back("cost", cost_text(run, *cost));
+    if (run.search) add_search(rows, run);
+    if (run.levers) add_levers(rows, *run.levers);
     for (const Rule& rule : run.why_not) rows.emplace_back("why not", rule_text(rule));
     if (!run.command.empty()) rows.emplace_back("start with", run.command);
     console.header(fmt::format("train_gpt {} (commit {}): a plan", version(), commit()), rows);
@@ -356,6 +467,11 @@ void show(Console& console, const PlannedRun& run) {
         const TitledTimeline drawn = estimated_pipeline(plan, std::nullopt);
         console.chart(drawn.timeline, drawn.title);
     }
+    if (run.search && !run.search->best.empty()) console.text("the best runs:\n" + search_table(*run.search));
+    if (run.levers && !run.levers->single.empty())
+        console.text("each option alone:\n" + levers_table(run.levers->single));
+    if (run.levers && !run.levers->pairs.empty())
+        console.text("two options:\n" + levers_table(run.levers->pairs));
     for (const std::string& note : run.notes) console.note(note);
 }
 

@@ -1,12 +1,11 @@
 #include "llmc/planner/planned_run.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <cstdlib>
+#include <numeric>
+#include <sstream>
 #include <string_view>
 #include <utility>
 
@@ -14,11 +13,10 @@
 #include "llmc/comm/host_communicator.h"
 #include "llmc/comm/launcher.h"
 #include "llmc/core/text.h"
-#include "llmc/device/device.h"
-#include "llmc/device/gpu_sizes.h"
 #include "llmc/plan/memory_limit.h"
 #include "llmc/plan/micro_batches.h"
 #include "llmc/plan/step_time.h"
+#include "llmc/plan/whole_pipeline.h"
 #include "llmc/train/command_line.h"
 #include "llmc/train/run_spec.h"
 
@@ -42,116 +40,6 @@ class WithoutLimits final : public DeviceSizes {
   private:
     const DeviceSizes& sizes_;
 };
-
-// The sizes of the CPU device, which belong to a device.
-class CpuSizes final : public DeviceSizes {
-  public:
-    explicit CpuSizes(int threads) : device_(make_cpu_device(threads)) {}
-
-    std::size_t workspace_bytes(const WorkspaceRequest& request) const override {
-        return device_->sizes().workspace_bytes(request);
-    }
-    std::int64_t default_micro_batch_tokens() const override {
-        return device_->sizes().default_micro_batch_tokens();
-    }
-    std::int64_t default_logits_bytes() const override { return device_->sizes().default_logits_bytes(); }
-    std::size_t available_memory() const { return device_->available_memory(); }
-
-  private:
-    std::unique_ptr<Device> device_;
-};
-
-int ceiling(std::int64_t n, std::int64_t size) { return static_cast<int>((n + size - 1) / size); }
-
-// The GPU that the options name, with the values that they override; none: CPUs.
-std::optional<GpuModel> chosen_gpu(const PlanOptions& asked, const Options& options,
-                                   std::vector<std::string>& notes) {
-    const bool describes = asked.gpu_gib || asked.gpu_tflops || asked.gpu_bandwidth;
-    const bool is_cpu = options.device == "cpu";
-    if (is_cpu && (describes || !asked.gpu.empty()))
-        user_error("--device cpu: --{} describes a GPU; leave one of them out", !asked.gpu.empty() ? "gpu"
-                                                                                : asked.gpu_gib ? "gpu-memory"
-                                                                                : asked.gpu_tflops
-                                                                                    ? "gpu-tflops"
-                                                                                    : "gpu-bandwidth");
-    const bool asks_for_gpus = asked.gpus || options.device == "cuda" || describes;
-    if (is_cpu || (asked.gpu.empty() && !asks_for_gpus)) return std::nullopt;
-    const std::string name = asked.gpu.empty() ? "H100" : asked.gpu;
-    const GpuModel* const known = gpu_named(name);
-    if (!known && !(asked.gpu_gib && asked.gpu_tflops && asked.gpu_bandwidth)) {
-        std::vector<std::string_view> names;
-        for (const GpuModel& gpu : known_gpus())
-            if (names.empty() || names.back() != gpu.name) names.push_back(gpu.name);
-        user_error(
-            "--gpu {}: unknown GPU; choose one of: {}; or describe it by --gpu-memory, --gpu-tflops and "
-            "--gpu-bandwidth",
-            one_line(name), fmt::join(names, ", "));
-    }
-    GpuModel gpu = known ? *known : *gpu_named("H100");
-    if (!known) {
-        notes.push_back(
-            fmt::format("{}: links, network and kernels are planned as those of an H100", one_line(name)));
-        gpu.fp8 = gpu.fp32 = gpu.tf32 = 0;
-        gpu.dollars_an_hour.reset();
-    }
-    if (asked.gpu.empty()) notes.emplace_back("--gpu was not given: planned for H100");
-    if (asked.gpu_gib) gpu.gib = gpu.nominal_gb = *asked.gpu_gib;
-    if (asked.network) gpu.network_gbs = *asked.network;
-    if (asked.gpu_tflops) gpu.bf16 = 1e12 * *asked.gpu_tflops;
-    if (asked.gpu_bandwidth) gpu.memory_gbs = *asked.gpu_bandwidth;
-    if (asked.price) gpu.dollars_an_hour = asked.price;
-    if (gpu.gib <= 1)
-        user_error("--gpu {}: how much of its memory a process sees is not known; give it by --gpu-memory",
-                   gpu.name);
-    return gpu;
-}
-
-// The threads of a process that shares this machine's cores with others.
-int threads_of_process(int ranks_of_node) {
-    if (std::getenv("OMP_NUM_THREADS") != nullptr) return 0;
-    const std::vector<CoreMask> masks(static_cast<std::size_t>(ranks_of_node), own_mask());
-    return share_of_cores(masks, 0);
-}
-
-PlannedMachines machines_of(const PlanOptions& asked, const Options& options, int ranks,
-                            std::vector<std::string>& notes) {
-    PlannedMachines machines;
-    machines.gpu = chosen_gpu(asked, options, notes);
-    const int node = machines.gpu ? machines.gpu->node == 2 ? 8 : machines.gpu->node : ranks;
-    machines.nodes = static_cast<int>(asked.nodes.value_or(ceiling(ranks, node)));
-    if (machines.nodes > ranks)
-        user_error("--nodes {} are more than the {}; give at most as many", machines.nodes,
-                   plural(ranks, machines.gpu ? "GPU" : "process", machines.gpu ? "s" : "es"));
-    machines.ranks_of_node = ceiling(ranks, machines.nodes);
-    machines.host_bytes = asked.host_bytes.value_or(0);
-    if (machines.gpu) {
-        machines.sizes = std::make_unique<cuda::GpuSizes>(machines.gpu->chip);
-        machines.usable = static_cast<std::size_t>((machines.gpu->gib - 1) * gib);
-        return machines;
-    }
-    auto sizes = std::make_unique<CpuSizes>(threads_of_process(machines.ranks_of_node));
-    if (machines.host_bytes == 0) machines.host_bytes = static_cast<double>(sizes->available_memory());
-    machines.usable = static_cast<std::size_t>(machines.host_bytes / machines.ranks_of_node);
-    machines.sizes = std::move(sizes);
-    return machines;
-}
-
-// The words of a command line that belong to the run, without the planner's options and their values.
-std::vector<std::string> words_of_run(const std::vector<std::string>& arguments) {
-    const std::vector<std::string> planners = plan_option_names();
-    std::vector<std::string> words;
-    for (std::size_t i = 1; i < arguments.size(); ++i) {
-        const std::string& word = arguments[i];
-        const std::size_t equals = word.find('=');
-        const std::string name = word.substr(0, equals);
-        if (std::ranges::find(planners, name) == planners.end()) {
-            words.push_back(word);
-        } else if (name != "--json" && equals == std::string::npos) {
-            ++i;  // its value
-        }
-    }
-    return words;
-}
 
 // The command that starts the run: --processes on one machine, mpirun on several, Slurm's srun for more than mpirun is
 // good for.
@@ -181,55 +69,28 @@ Verdict verdict_of(const PlannedRun& run) {
     return bytes * on_node + last > run.machines.usable * on_node ? Verdict::tight : Verdict::fits;
 }
 
-// The makers' peaks.
-StepRates peak_rates(const PlannedRun& run) {
-    const GpuModel& gpu = *run.machines.gpu;
-    const double flops = gpu.peak(run.spec->dtype, run.options.tf32);
-    // Without a link of their own, GPUs of a machine exchange over PCIe.
-    return {.products = flops,
-            .attention = flops,
-            .memory = 1e9 * gpu.memory_gbs,
-            .node = {.bytes = 1e9 * (gpu.link_gbs > 0 ? gpu.link_gbs : gpu.pcie_gbs)},
-            .network = {.bytes = 1e9 * gpu.network_gbs},
-            .ranks_of_node = run.machines.ranks_of_node,
-            .is_bound = true};
+// The speed of CPUs is not known, and that of a described GPU in bf16 alone.
+bool has_time(const PlannedRun& run) {
+    return run.machines.gpu && run.machines.gpu->peak(run.spec->dtype, run.options.tf32) > 0;
 }
 
-// The rates that benchmarks reach (ml-engineering's, of 2026): products of large matrices 271 of 312 TFLOP/s on A100
-// and 794 of 989 on H100, FlashAttention-2's 155 and 330, rings 0.8 of NVLink, all-reduces over several machines 0.73
-// of the network; NCCL's latencies.
-StepRates measured_rates(const PlannedRun& run) {
-    StepRates rates = peak_rates(run);
-    const bool is_ampere = run.machines.gpu->chip.architecture < 90;
-    rates.products *= is_ampere ? 0.87 : 0.8;
-    rates.attention *= is_ampere ? 0.5 : 0.33;
-    rates.memory *= 0.9;
-    rates.launch = 4e-6;
-    rates.multiprocessors = run.machines.gpu->chip.multiprocessors;
-    rates.node = {.bytes = 0.8 * rates.node.bytes, .latency = 3.4e-6};
-    rates.network = {.bytes = 0.73 * rates.network.bytes, .latency = 14e-6};
-    rates.is_bound = false;
-    return rates;
-}
-
-std::optional<PlannedTime> estimated_time(const PlannedRun& run, const RunNeeds& needs) {
-    if (!run.machines.gpu || run.spec->dtype == DType::fp32) {
-        if (!run.machines.gpu || run.machines.gpu->peak(DType::fp32, run.options.tf32) == 0)
-            return std::nullopt;
-    }
-    const std::vector<StepTime> times = step_times(needs, WithoutLimits(*run.machines.sizes),
-                                                   std::array{peak_rates(run), measured_rates(run)});
-    const double expected = times.back().seconds / software_share;
-    return PlannedTime{times.front().seconds, expected,
-                       static_cast<double>(run.spec->global_batch_tokens) / expected};
+std::optional<PlannedTime> estimated_time(const PlannedRun& run, const ShortPlans& plans) {
+    if (!has_time(run)) return std::nullopt;
+    const DType dtype = run.spec->dtype;
+    const bool uses_tf32 = run.options.tf32;
+    const double bound = step_time(plans, peak_rates(run.machines, dtype, uses_tf32)).seconds,
+                 expected = step_time(plans, measured_rates(run.machines, dtype, uses_tf32)).seconds /
+                            software_share;
+    return PlannedTime{bound, expected, static_cast<double>(run.spec->global_batch_tokens) / expected};
 }
 
 // The time of a step that only a kernel's limit forbids.
 std::optional<PlannedTime> time_without_limits(const PlannedRun& run) {
     try {
-        const RunNeeds needs = needs_of(*run.spec, WithoutLimits(*run.machines.sizes), run.staging_bytes);
+        const WithoutLimits sizes(*run.machines.sizes);
+        const RunNeeds needs = needs_of(*run.spec, sizes, run.staging_bytes);
         check_micro_batches(*run.spec, needs.micro_batch);
-        return estimated_time(run, needs);
+        return estimated_time(run, short_plans(*run.spec, sizes, run.staging_bytes, needs.micro_batch));
     } catch (const BrokenRule&) {
         return std::nullopt;
     }
@@ -239,12 +100,11 @@ void plan_memory(PlannedRun& run) {
     const DeviceSizes& sizes = *run.machines.sizes;
     RunNeeds needs = needs_of(*run.spec, sizes, run.staging_bytes);
     check_micro_batches(*run.spec, needs.micro_batch);
-    const std::int64_t micro_batches = run.spec->rank_sequences() / needs.micro_batch;
-    run.fullest = short_plan(needs, needs.fullest_stage(), std::min(micro_batches, ShortStep(*run.spec).few),
-                             sizes, run.staging_bytes);
+    ShortPlans plans = short_plans(*run.spec, sizes, run.staging_bytes, needs.micro_batch);
+    run.estimate = estimated_time(run, plans);
+    run.fullest = std::move(plans.first[static_cast<std::size_t>(needs.fullest_stage())]);
     run.peak = activation_peak(*run.fullest);
     run.needs = std::move(needs);
-    run.estimate = estimated_time(run, *run.needs);
     run.verdict = verdict_of(run);
     if (run.verdict != Verdict::does_not_fit) return;
     const auto bytes = static_cast<std::int64_t>(run.needs->largest_memory());
@@ -277,8 +137,9 @@ const DescribedModel* take_described_model(std::vector<std::string>& arguments) 
 }
 
 // A plan without an architecture: the mesh divides whatever it is.
-void plan_nominal(PlannedRun& run, int ranks) {
+void plan_nominal(PlannedRun& run) {
     const Options& options = run.options;
+    const int ranks = run.processes;
     const auto divisions = static_cast<int>(options.pipeline_parallel * options.tensor_parallel);
     if (ranks % divisions != 0)
         refuse({"stages and tensor-parallel ranks divide the processes", ranks, divisions,
@@ -302,28 +163,35 @@ void refuse_unused(const PlannedRun& run) {
     const PlanOptions& asked = run.asked;
     if (asked.parameters && (run.described || run.options.is_given("model")))
         user_error("--parameters plans a size without an architecture; leave out it or --model");
+    if (asked.days && !asked.search) user_error("--days needs --search, which finds the GPUs for it");
     if (asked.lost && !asked.tokens) user_error("--lost is a share of the time for --tokens; leave it out");
-    if (asked.price && !asked.tokens) user_error("--price is that of a run over --tokens; leave it out");
+    if (asked.price && !asked.tokens && !asked.search)
+        user_error("--price is that of a run over --tokens, or of a --search; leave it out");
     if (asked.speed && !asked.tokens) user_error("--speed is for the time of --tokens; leave it out");
     if (asked.convention == "ours" && asked.optimizer == "sgd")
         user_error("--convention-optimizer sgd: our runs use AdamW; choose another --memory-convention");
 }
 
-// The batch with which the model was published, for a plan of a whole run, as an argument; empty if there is none.
+// About the batch with which the model was published, for a plan of a whole run, as an argument; empty if there is
+// none. Numbers of processes that are no power of two share whole sequences too.
 std::string published_batch(const PlannedRun& run) {
-    if (!run.asked.tokens || run.options.is_given("global-batch-tokens") || run.asked.parameters ||
-        run.described || run.options.folder)
+    if (!(run.asked.tokens || run.asked.search) || run.options.is_given("global-batch-tokens") ||
+        run.asked.parameters || run.described || run.options.folder)
         return "";
     const std::int64_t batch = named_model(run.options.model).batch_tokens;
-    return batch == 0 ? "" : fmt::format("--global-batch-tokens={}", batch);
+    if (batch == 0) return "";
+    const std::int64_t odd = run.processes / std::gcd(run.processes, 1 << 20);
+    const std::int64_t unit = run.options.sequence_length() * odd;
+    return fmt::format("--global-batch-tokens={}",
+                       std::max<std::int64_t>(1, (batch + unit / 2) / unit) * unit);
 }
 
 // A run on these machines.
-void settle(PlannedRun& run, int ranks) {
+void settle(PlannedRun& run) {
     run.model = run.options.make_model();
     Configuration configuration =
         configured(run.options, run.machines.gpu ? DeviceKind::cuda : DeviceKind::cpu,
-                   {.processes = ranks, .on_machine = run.machines.ranks_of_node});
+                   {.processes = run.processes, .on_machine = run.machines.ranks_of_node});
     run.options = std::move(configuration.options);
     run.mesh = configuration.mesh;
     run.staging_bytes = run.machines.gpu ? 0 : HostCommunicator::staging_bytes(run.mesh->world());
@@ -357,32 +225,19 @@ PlannedRun planned(const std::vector<std::string>& arguments, std::string& text)
     return run;
 }
 
-std::vector<std::string> words_of(const std::string& text) {
-    std::vector<std::string> words;
-    std::size_t begin = 0;
-    while (begin < text.size()) {
-        const std::size_t end = std::min(text.find(' ', begin), text.size());
-        words.push_back(text.substr(begin, end - begin));
-        begin = end + 1;
-    }
-    return words;
-}
-
 // The change that mends the run: after that of the first broken rule, another rule may be broken. Empty if that leads
 // nowhere.
 std::string whole_change(const std::vector<std::string>& arguments, const Rule& first) {
     constexpr int most_changes = 8;
     std::string change = first.change;
-    std::vector<std::string> changed = arguments;
-    std::vector<std::string> more = words_of(change);
+    std::string more = change;
     for (int i = 0; i < most_changes && !more.empty(); ++i) {
-        changed.insert(changed.end(), more.begin(), more.end());
         std::string unused;
         try {
-            const PlannedRun run = planned(changed, unused);
+            const PlannedRun run = planned(with_options(arguments, change), unused);
             if (run.why_not.empty()) return change;
-            more = words_of(run.why_not.front().change);
-            if (!more.empty()) change += " " + run.why_not.front().change;
+            more = run.why_not.front().change;
+            if (!more.empty()) change += " " + more;
         } catch (const UserError&) {
             return "";
         }
@@ -390,9 +245,27 @@ std::string whole_change(const std::vector<std::string>& arguments, const Rule& 
     return "";
 }
 
+// Errors that belong to a setting of the configuration file name its line.
+template <class Function>
+void with_places(const PlannedRun& run, const Function& function) {
+    try {
+        function();
+    } catch (const BrokenRule& broken) {
+        throw BrokenRule(broken.rule, with_place(run.options, broken.what()));
+    } catch (const UserError& fault) {
+        throw UserError(with_place(run.options, fault.what()));
+    }
+}
+
 }  // namespace
 
-bool prepare(PlannedRun& run, std::vector<std::string> arguments, std::string& text) {
+std::vector<std::string> with_options(std::vector<std::string> arguments, const std::string& options) {
+    std::istringstream words(options);
+    for (std::string word; words >> word;) arguments.push_back(word);
+    return arguments;
+}
+
+bool read(PlannedRun& run, std::vector<std::string> arguments, std::string& text) {
     run.described = take_described_model(arguments);
     std::vector<const char*> words;
     for (const std::string& argument : arguments) words.push_back(argument.c_str());
@@ -401,36 +274,61 @@ bool prepare(PlannedRun& run, std::vector<std::string> arguments, std::string& t
     if (!options) return false;
     run.options = *std::move(options);
     refuse_unused(run);
-    if (const std::string batch = published_batch(run); !batch.empty()) {
-        arguments.push_back(batch);
-        run = {};
-        run.notes.push_back(fmt::format("{} is that with which the model was published", batch));
-        return prepare(run, arguments, text);
-    }
-    run.arguments = std::move(arguments);
     const PlanOptions& asked = run.asked;
-    const std::int64_t mesh_ranks = run.options.pipeline_parallel * run.options.tensor_parallel;
     if (asked.gpus && asked.processes && asked.gpus != asked.processes)
         user_error("--gpus {} and --processes {} are one number; leave one of them out", *asked.gpus,
                    *asked.processes);
-    const auto ranks = static_cast<int>(asked.gpus.value_or(asked.processes.value_or(mesh_ranks)));
-    try {
-        run.machines = machines_of(asked, run.options, ranks, run.notes);
-        run.options = for_device(run.options, run.machines.gpu ? DeviceKind::cuda : DeviceKind::cpu);
-        if (run.options.attention == "cudnn")
-            run.notes.emplace_back(
-                "--attention cudnn is planned as --attention flash: its workspace is known on a GPU only");
-        if (run.described || asked.parameters) {
-            plan_nominal(run, ranks);
-        } else {
-            settle(run, ranks);
-        }
-    } catch (const BrokenRule& broken) {
-        throw BrokenRule(broken.rule, with_place(run.options, broken.what()));
-    } catch (const UserError& fault) {
-        throw UserError(with_place(run.options, fault.what()));
+    const std::int64_t of_mesh = run.options.pipeline_parallel * run.options.tensor_parallel;
+    run.processes = static_cast<int>(asked.gpus.value_or(asked.processes.value_or(of_mesh)));
+    if (const std::string batch = published_batch(run); !batch.empty()) {
+        arguments.push_back(batch);
+        run = {};
+        run.notes.push_back(fmt::format("{} is about that with which the model was published", batch));
+        return read(run, arguments, text);
     }
+    run.arguments = std::move(arguments);
+    with_places(run, [&] {
+        run.machines = machines_of(asked, run.options, run.processes, run.notes);
+        run.options = for_device(run.options, run.machines.gpu ? DeviceKind::cuda : DeviceKind::cpu);
+    });
+    if (run.options.attention == "cudnn")
+        run.notes.emplace_back(
+            "--attention cudnn is planned as --attention flash: its workspace is known on a GPU only");
     return true;
+}
+
+bool prepare(PlannedRun& run, const std::vector<std::string>& arguments, std::string& text) {
+    if (!read(run, arguments, text)) return false;
+    with_places(run, [&] { run.described || run.asked.parameters ? plan_nominal(run) : settle(run); });
+    return true;
+}
+
+std::optional<Estimate> estimate_of(const std::vector<std::string>& arguments, bool must_fit) {
+    try {
+        PlannedRun run;
+        std::string unused;
+        if (!prepare(run, arguments, unused)) return std::nullopt;
+        const RunSpec& spec = *run.spec;
+        const DeviceSizes& sizes = *run.machines.sizes;
+        check_sizes_of(spec);
+        const std::int64_t micro_batch = micro_batch_of(spec);
+        check_micro_batches(spec, micro_batch);
+        // Most of what does not fit shows in one stage of a short step.
+        if (must_fit) {
+            const std::int64_t few = std::min(ShortStep(spec).few, spec.rank_sequences() / micro_batch);
+            const RunPlan one = short_plan({spec, micro_batch, {}}, 0, few, sizes, run.staging_bytes);
+            if (one.memory.sizes().total_bytes() > run.machines.usable) return std::nullopt;
+        }
+        const ShortPlans plans = short_plans(spec, sizes, run.staging_bytes, micro_batch);
+        Estimate estimate{.bytes = needs_of(plans).largest_memory(), .usable = run.machines.usable};
+        if ((must_fit && !estimate.fits()) || !has_time(run)) return estimate;
+        const StepRates rates = measured_rates(run.machines, spec.dtype, run.options.tf32);
+        estimate.seconds = step_time(plans, rates).seconds / software_share;
+        estimate.tokens_per_second = static_cast<double>(spec.global_batch_tokens) / estimate.seconds;
+        return estimate;
+    } catch (const UserError&) {  // a rule is broken
+        return std::nullopt;
+    }
 }
 
 std::string_view name_of(Verdict verdict) {

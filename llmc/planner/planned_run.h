@@ -3,35 +3,22 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "llmc/core/error.h"
-#include "llmc/device/gpu_table.h"
-#include "llmc/device/sizes.h"
 #include "llmc/parallel/mesh.h"
 #include "llmc/plan/activation_peak.h"
 #include "llmc/plan/run_plan.h"
 #include "llmc/planner/conventions.h"
 #include "llmc/planner/described_models.h"
+#include "llmc/planner/machines.h"
 #include "llmc/planner/plan_options.h"
 #include "llmc/train/options.h"
 
 namespace llmc {
-
-// The machines of a planned run.
-struct PlannedMachines {
-    std::optional<GpuModel> gpu;  // with the values that options override; none: CPUs
-    int nodes = 1, ranks_of_node = 1;
-    double host_bytes = 0;  // of a node; 0: not known
-    // The memory of a rank for its arenas: on a GPU 1 GiB less than a process sees, for CUDA's context and NCCL. 0: not
-    // known.
-    std::size_t usable = 0;
-    std::unique_ptr<DeviceSizes> sizes;
-};
 
 // What a rank's process takes on a GPU beside its arenas, about: no plan knows the driver's and the libraries' own
 // memory exactly.
@@ -39,10 +26,6 @@ struct BesideArenas {
     std::size_t context, libraries, nccl;
     std::size_t total() const { return context + libraries + nccl; }
 };
-
-// The part of the rates of benchmarks that software reached in published steps, by the geometric mean, and how far the
-// times that follow are from those steps, in the mean (scripts/plan_error.py).
-inline constexpr double software_share = 0.75, time_error = 0.14;
 
 // The time of a step, in seconds: no run is faster than the bound.
 struct PlannedTime {
@@ -54,6 +37,38 @@ struct PlannedTime {
 struct Cost {
     double gpu_hours = 0, days = 0, factor = 1;
     std::optional<double> dollars{};
+};
+
+// A run that a search or a list of levers found.
+struct Found {
+    std::string options{};  // beyond those that were given
+    int gpus = 0;
+    std::size_t bytes = 0;  // of the stage that needs most
+    double tokens_per_second = 0;
+    std::optional<double> dollars{};  // for 1e9 tokens
+    double rank = 0;                  // the larger, the better: tokens/s, or those per dollar
+};
+struct Search {
+    std::int64_t considered = 0,
+                 simulated = 0;  // runs that a bound was found for, and whose step was simulated
+    std::vector<Found> best;     // at most ten
+    // Where the number of GPUs is open: the fewest that fit, the best of all, and the fewest that end in --days.
+    std::optional<Found> fewest{}, cheapest{}, in_time{};
+};
+
+// What one option alone, or two, would save and cost.
+struct Lever {
+    std::string options;
+    std::size_t bytes_saved = 0;  // of the stage that needs most
+    double seconds_lost = 0;      // of a step; 0 if times are not known
+    bool fits = false;
+};
+struct Levers {
+    std::int64_t micro_batch = 0;  // sequences, the most that fit
+    std::int64_t context = 0;      // tokens, the most that fit with micro-batches of one sequence
+    std::vector<Lever> single, pairs;
+    std::string
+        first_fit;  // the options that cost least time among those with which the run fits; empty: none
 };
 
 enum class Verdict {
@@ -68,7 +83,8 @@ inline constexpr std::string_view memory_rule = "memory of a rank";
 
 struct PlannedRun {
     PlanOptions asked;
-    Options options;  // of the run
+    Options options;    // of the run
+    int processes = 1;  // in all
     PlannedMachines machines;
     // What is planned: a model that this program trains, or one that it only describes (none: --parameters).
     std::optional<Model> model;
@@ -84,7 +100,9 @@ struct PlannedRun {
     Verdict verdict = Verdict::impossible;
     std::vector<std::string> notes;
     std::vector<std::string> arguments;  // of the run and of its plan
-    std::string command;                 // which starts the run; empty if none can
+    std::optional<Search> search;
+    std::optional<Levers> levers;
+    std::string command;  // which starts the run; empty if none can
 
     double parameters() const;
     std::optional<double> flops_per_token() const;
@@ -99,9 +117,23 @@ struct PlannedRun {
     std::optional<BesideArenas> beside() const;
 };
 
-// Reads the command line of a run without the word "plan", as far as its mesh and `spec`. For --help returns false and
-// puts the output into `text`. UserError for options that no run can have.
-bool prepare(PlannedRun& run, std::vector<std::string> arguments, std::string& text);
+// Reads the command line of a run without the word "plan": its options and machines, without a mesh. For --help returns
+// false and puts the output into `text`. UserError for options without a meaning.
+bool read(PlannedRun& run, std::vector<std::string> arguments, std::string& text);
+// The same as far as its mesh and `spec`. UserError also for options that no run can have.
+bool prepare(PlannedRun& run, const std::vector<std::string>& arguments, std::string& text);
+
+// The arguments and the words of a text.
+std::vector<std::string> with_options(std::vector<std::string> arguments, const std::string& options);
+
+// What can be compared between runs.
+struct Estimate {
+    std::size_t bytes = 0, usable = 0;          // of the stage that needs most
+    double seconds = 0, tokens_per_second = 0;  // expected; 0: not known
+    bool fits() const { return bytes <= usable; }
+};
+// Nothing if no run can have the options, or if it has to fit and does not.
+std::optional<Estimate> estimate_of(const std::vector<std::string>& arguments, bool must_fit);
 
 // Plans the run of a command line without the word "plan". For --help returns nothing and puts the output into `text`.
 // UserError for options without a meaning; options that only break a rule get a plan that says so.

@@ -1,8 +1,11 @@
 """Random configurations, and the plans of them beside the runs themselves: every arena and every byte that is sent."""
 
+import functools
 import json
+import operator
 import os
 import random
+import re
 
 import program
 
@@ -69,3 +72,25 @@ def assert_equals_run(planned, run):
     assert {name: planned["sends"][name] for name in sends} == sends and planned["sends"]["bytes"] == sum(sends.values())
     assert planned["model"]["parameters"] == record["parameters"]
     assert {name: planned["mesh"][name] for name in record["mesh"]} == record["mesh"]
+
+
+def rows_of_page():
+    """The rows of docs/planner.md with options of the planner: (options, key, figure)."""
+    page = (program.ROOT / "docs/planner.md").read_text()
+    return re.findall(r"^\| [^|]+ \| `([^`]+)` \| `([^`]+)` \| ([^|]+) \|$", page, re.MULTILINE)
+
+
+@functools.lru_cache
+def plan_of_row(options):
+    return plan(*options.split())[0]
+
+
+def check_row(options, key, figure):
+    """The key's value, rounded to as many digits as the figure has."""
+    name, _, divisor = key.partition(" / ")
+    value = functools.reduce(operator.getitem, name.split("."), plan_of_row(options))
+    if isinstance(value, bool):
+        assert figure == str(value).lower()
+        return
+    digits = len(figure.partition(".")[2])
+    assert f"{value / float(divisor or 1):.{digits}f}" == figure

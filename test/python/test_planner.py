@@ -1,8 +1,6 @@
 """./train_gpt plan (docs/planner.md)."""
 
-import functools
 import json
-import operator
 import os
 import re
 import shlex
@@ -92,32 +90,88 @@ def test_large_plans_are_quick(options):
     assert os.times().children_user - start < 2 * program.PATIENCE
 
 
+def test_levers():
+    """What the options would save is what their plans save; the largest sizes fit, and no larger ones."""
+    base = ["--model=llama3-8b", "--gpus=8", "--zero-stage=1", "--global-batch-tokens=524288", "--micro-batch-size=4"]
+    made, status = plan(*base, "--levers")
+    levers, memory = made["levers"], made["memory"]
+    assert status == 2 and not memory["fits"]
+    for lever in levers["single"][:3] + levers["pairs"][:3]:
+        with_it, _ = plan(*base, *lever["options"].split())
+        assert with_it["memory"]["bytes"] == memory["bytes"] - lever["bytes_saved"]
+        assert with_it["memory"]["fits"] == lever["fits"]
+        assert with_it["time"]["expected_seconds"] == pytest.approx(made["time"]["expected_seconds"] + lever["seconds_lost"])
+    assert plan(*base, *levers["first_fit"].split())[1] in (0, 3)
+    micro_batches = made["batch"]["micro_batches"]
+
+    def fits(tokens, sequences):
+        return plan(*base, f"--seq-len={tokens}", f"--micro-batch-size={sequences}", f"--global-batch-tokens={8 * micro_batches * tokens * sequences}")[0]["memory"]["fits"]
+
+    largest, longest = levers["micro_batch_sequences"], levers["context"]
+    assert fits(2048, largest) and not fits(2048, largest + 1)
+    assert fits(longest, 1) and not fits(longest + 64, 1)
+
+
+def test_a_search_writes_its_run(tmp_path):
+    """The file of the best run has the memory and the speed that the search found."""
+    options = ["--model=gpt2", "--gpus=4", "--gpu-memory=4"]
+    made, _ = plan(*options, "--search", f"--write-config={tmp_path}/best.toml")
+    best = made["search"]["best"]
+    assert 1 < len(best) <= 10 and made["search"]["simulated"] < made["search"]["considered"]
+    assert [run["tokens_per_second"] for run in best] == sorted((run["tokens_per_second"] for run in best), reverse=True)
+    again, status = plan(f"--config={tmp_path}/best.toml", *options[1:])
+    assert status in (0, 3)
+    assert again["memory"]["bytes"] == best[0]["bytes"] and again["time"]["tokens_per_second"] == pytest.approx(best[0]["tokens_per_second"])
+    refused = program.run("plan", *options, f"--write-config={tmp_path}/best.toml", check=False)
+    assert refused.returncode == 1 and "there is such a file" in refused.stderr
+
+
+def test_the_fewest_gpus_in_time():
+    options = ["--model=gpt2", "--tokens=300B", "--search"]
+    made, _ = plan(*options, "--days=1")
+    found = made["search"]["in_time"]
+    assert made["cost"]["days"] <= 1 and made["mesh"]["processes"] == found["gpus"] > 1
+    fewer, _ = plan(*options, f"--gpus={found['gpus'] - 1}")
+    assert fewer["cost"]["days"] > 1
+    assert made["search"]["fewest"]["gpus"] == 1
+
+
+def test_a_search_of_several_gpus():
+    made, _ = plan("--model=gpt2", "--search", "--gpu=A100,H100")
+    assert {run["options"].split()[1] for run in made["search"]["best"]} <= {"A100", "H100"}
+    dollars = [run["usd_per_billion_tokens"] for run in made["search"]["best"]]
+    assert dollars == sorted(dollars)
+
+
+@pytest.mark.parametrize("options, line", [
+    (["--search", "--device=cpu"], "--search compares times, and those of CPUs are not known"),
+    (["--search", "--gpus=8"], "--search compares runs of one batch; give --global-batch-tokens"),
+    (["--search", "--parameters=70B"], "--search simulates runs of a model that this program trains"),
+    (["--model=gpt2", "--search", "--days=3"], "--days is the time for --tokens"),
+    (["--model=gpt2", "--search", "--days=3", "--tokens=1B", "--gpus=8"], "--days finds a number of GPUs; leave out --gpus"),
+    (["--model=gpt2", "--tokens=1B", "--days=3"], "--days needs --search"),
+    (["--model=gpt2", "--gpu=A100,H100"], "several GPUs are compared by --search"),
+    (["--model=gpt2", "--gpu=A100,H100", "--search", "--price=3"], "--price is that of one GPU"),
+    (["--model=gpt2", "--search", "--gpu=A100,Z100"], "--gpu Z100: unknown GPU"),
+])
+def test_searches_without_a_meaning(options, line):
+    result = program.run("plan", *options, check=False)
+    assert result.returncode == 1 and line in result.stderr and result.stderr.count("\n") == 1 and not result.stdout, result.stderr
+
+
 def test_json_has_notes_apart():
     result = program.run("plan", "--gpus=64", "--json", check=False)
     json.loads(result.stdout)
     assert "note: --gpu was not given: planned for H100" in result.stderr
 
 
-def table_rows():
-    """The rows of docs/planner.md with options of the planner: (options, key, figure)."""
-    page = (program.ROOT / "docs/planner.md").read_text()
-    return re.findall(r"^\| [^|]+ \| `([^`]+)` \| `([^`]+)` \| ([^|]+) \|$", page, re.MULTILINE)
-
-
-@pytest.mark.parametrize("options, key, figure", table_rows(), ids=lambda value: value if value.startswith("-") else None)
+@pytest.mark.parametrize("options, key, figure", [row for row in planned.rows_of_page() if "--search" not in row[0]], ids=lambda value: value if value.startswith("-") else None)
 def test_the_figures_of_the_page(options, key, figure):
-    """The key's value, rounded to as many digits as the figure has."""
-    name, _, divisor = key.partition(" / ")
-    value = functools.reduce(operator.getitem, name.split("."), plan(*options.split())[0])
-    if isinstance(value, bool):
-        assert figure == str(value).lower()
-        return
-    digits = len(figure.partition(".")[2])
-    assert f"{value / float(divisor or 1):.{digits}f}" == figure
+    planned.check_row(options, key, figure)
 
 
 def test_the_page_has_rows():
-    assert len(table_rows()) > 100
+    assert len(planned.rows_of_page()) > 100
 
 
 def test_published_steps():
@@ -127,5 +181,5 @@ def test_published_steps():
     for part in result.stdout.strip().split("\n\n"):
         assert part in page, "put what scripts/plan_error.py prints into docs/planner.md"
     share, error = re.search(r"mean (\S+) of the measured time, error (\d+)% in the mean", result.stdout).groups()
-    assert share == "1.00", "multiply software_share in llmc/planner/planned_run.h by this mean"
+    assert share == "1.00", "multiply software_share in llmc/planner/machines.h by this mean"
     assert plan("--gpus=8")[0]["time"]["error"] == int(error) / 100

@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <array>
 #include <cstdint>
 
 #include "llmc/device/gpu_sizes.h"
@@ -34,8 +33,7 @@ RunSpec spec_of(const Mesh& mesh, std::int64_t micro_batches, PipelineSchedule s
 StepTime time_of(const Mesh& mesh, std::int64_t micro_batches, const StepRates& rates,
                  PipelineSchedule schedule = PipelineSchedule::one_f_one_b) {
     const cuda::GpuSizes sizes(cuda::sm_90);
-    return step_times(needs_of(spec_of(mesh, micro_batches, schedule), sizes, 0), sizes, std::array{rates})
-        .front();
+    return step_time(short_plans(spec_of(mesh, micro_batches, schedule), sizes, 0, 8), rates);
 }
 
 // Without memory traffic, one rank takes the model's operations at the peak. (The count of model.h has four products of
@@ -69,7 +67,7 @@ TEST(StepTime, PipelinesIdleAsPassesDo) {
     for (const PipelineSchedule schedule : {PipelineSchedule::gpipe, PipelineSchedule::one_f_one_b}) {
         const RunSpec spec = spec_of({.pipeline = 4}, 8, schedule);
         const double expected = estimated_timeline(plan_of_whole_pipeline(spec, 8), rates.products).total();
-        const double seconds = step_times(needs_of(spec, sizes, 0), sizes, std::array{rates}).front().seconds;
+        const double seconds = step_time(short_plans(spec, sizes, 0, 8), rates).seconds;
         EXPECT_NEAR(seconds / expected, 1, 0.05) << name_of(schedule);
     }
 }

@@ -1,0 +1,49 @@
+// The machines of a planned run, and how fast they are.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "llmc/device/gpu_table.h"
+#include "llmc/device/sizes.h"
+#include "llmc/plan/step_time.h"
+#include "llmc/planner/plan_options.h"
+#include "llmc/train/options.h"
+
+namespace llmc {
+
+// The machines of a planned run.
+struct PlannedMachines {
+    std::optional<GpuModel> gpu;  // with the values that options override; none: CPUs
+    int nodes = 1, ranks_of_node = 1;
+    double host_bytes = 0;  // of a node; 0: not known
+    // The memory of a rank for its arenas: on a GPU 1 GiB less than a process sees, for CUDA's context and NCCL. 0: not
+    // known.
+    std::size_t usable = 0;
+    std::unique_ptr<DeviceSizes> sizes;
+};
+
+// The names in --gpu.
+std::vector<std::string> gpu_names(const PlanOptions& asked);
+
+// One of the table. UserError that lists them, for another name.
+const GpuModel& known_gpu(const std::string& name);
+
+// Those that the options name (the first, of several), for so many processes in all. UserError for an unknown GPU.
+PlannedMachines machines_of(const PlanOptions& asked, const Options& options, int ranks,
+                            std::vector<std::string>& notes);
+
+// The makers' peaks.
+StepRates peak_rates(const PlannedMachines& machines, DType dtype, bool uses_tf32);
+// The rates that benchmarks reach (ml-engineering's, of 2026): products of large matrices 271 of 312 TFLOP/s on A100
+// and 794 of 989 on H100, FlashAttention-2's 155 and 330, rings 0.8 of NVLink, all-reduces over several machines 0.73
+// of the network; NCCL's latencies.
+StepRates measured_rates(const PlannedMachines& machines, DType dtype, bool uses_tf32);
+// The part of the rates of benchmarks that software reached in published steps, by the geometric mean, and how far the
+// times that follow are from those steps, in the mean (scripts/plan_error.py).
+inline constexpr double software_share = 0.75, time_error = 0.14;
+
+}  // namespace llmc

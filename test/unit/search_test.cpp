@@ -1,0 +1,52 @@
+// The search of meshes.
+#include "llmc/planner/search.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+namespace llmc {
+namespace {
+
+PlannedRun read_plan(const std::string& options) {
+    PlannedRun run;
+    std::string text;
+    EXPECT_TRUE(read(run, with_options({"./train_gpt", "--search"}, options), text));
+    return run;
+}
+
+std::vector<std::string> best_options(const PlannedRun& run, bool uses_bounds) {
+    std::vector<std::string> options;
+    for (const Found& found : best_meshes(run, uses_bounds).best) options.push_back(found.options);
+    return options;
+}
+
+// On 64 GPUs, whose memory holds few of the meshes, all, and with slow links.
+TEST(Search, EqualsTheExhaustiveOne) {
+    const std::string model =
+        "--model llama-mini --layers 4 --heads 8 --kv-heads 4 --channels 1024 --mlp-size 4096 --seq-len 1024 "
+        "--gpus 64 --global-batch-tokens 65536 ";
+    for (const char* const options : {"--gpu-memory 1.6", "--gpu 4090 --network 3 --recompute none"}) {
+        const PlannedRun run = read_plan(model + options);
+        const Search bounded = best_meshes(run), all = best_meshes(run, /*uses_bounds*/ false);
+        EXPECT_EQ(bounded.considered, all.considered);
+        EXPECT_LT(bounded.simulated, all.simulated) << options;
+        ASSERT_EQ(bounded.best.size(), all.best.size()) << options;
+        for (std::size_t i = 0; i < all.best.size(); ++i)
+            EXPECT_EQ(bounded.best[i].options, all.best[i].options) << options << " place " << i;
+    }
+}
+
+TEST(Search, GivenOptionsStayFixed) {
+    const std::vector<std::string> found = best_options(
+        read_plan("--model gpt2 --gpus 16 --zero-stage 2 --pipeline-parallel 2 --micro-batch-size 4"), true);
+    ASSERT_FALSE(found.empty());
+    for (const std::string& options : found) {
+        for (const char* given : {"zero-stage", "pipeline-parallel", "micro-batch-size"})
+            EXPECT_EQ(options.find(given), std::string::npos) << options;
+    }
+}
+
+}  // namespace
+}  // namespace llmc
