@@ -80,8 +80,10 @@ class Candidates {
     }
     // The value that was given, or all.
     template <class T, class U>
-    std::vector<T> choices(std::string_view option, const U& given, std::vector<T> all) const {
-        return options_.is_given(option) ? std::vector<T>{static_cast<T>(given)} : all;
+    std::vector<T> choices(std::string_view option, const U& given, const std::vector<T>& all) const {
+        std::vector<T> found = all;
+        if (options_.is_given(option)) found.assign(1, static_cast<T>(given));
+        return found;
     }
 
     void add_pipelines(Candidate mesh, int data, std::int64_t sequences) {
@@ -443,7 +445,7 @@ void add(Search& all, Search more) {
     all.simulated += more.simulated;
     for (const Found& found : more.best) keep_best(all.best, found);
     const auto fewer = [](const std::optional<Found>& a, const std::optional<Found>& b) {
-        return a && (!b || a->gpus < b->gpus);
+        return a && (!b || a->gpus < b->gpus || (a->gpus == b->gpus && is_better(*a, *b)));
     };
     if (fewer(more.fewest, all.fewest)) all.fewest = more.fewest;
     if (fewer(more.in_time, all.in_time)) all.in_time = more.in_time;

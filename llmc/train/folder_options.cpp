@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -45,9 +46,9 @@ void set_if_unset(ModelOption& option, const ModelValue& value) {
 
 }  // namespace
 
-void take_folder(Options& options, const std::filesystem::path& folder) {
-    const std::string file = (folder / "config.json").string();
-    const Json config = Json::parse(read_file(file), nullptr, false);
+void take_folder(Options& options, const ModelFolder& folder) {
+    const std::string file = (std::filesystem::path(folder.name) / "config.json").string();
+    const Json config = Json::parse(folder.config, nullptr, false);
     if (!config.is_object()) user_error("{} is not an object in JSON; get the folder again", file);
     ConfigReader reader(config, file);
     const std::string type = reader.text("model_type", "");
@@ -62,8 +63,7 @@ void take_folder(Options& options, const std::filesystem::path& folder) {
     for (const auto& [name, value] : choices.values)
         set_if_unset(options.model_options.find(name)->second, value);
     options.model = family->name;
-    // A run may go on in another directory.
-    options.folder = {std::filesystem::absolute(folder).string(), config.dump()};
+    options.folder = {folder.path, config.dump()};
     const std::vector<std::string> notes = reader.notes();
     options.notes.insert(options.notes.end(), notes.begin(), notes.end());
 }

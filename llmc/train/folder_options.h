@@ -2,11 +2,11 @@
 // into such a folder.
 #pragma once
 
-#include <filesystem>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
 #include "llmc/train/options.h"
+#include "llmc/train/sources.h"
 
 namespace llmc {
 
@@ -15,7 +15,7 @@ inline constexpr std::int64_t folder_sequence_length = 2048;
 
 // Takes the model of the folder's config.json for options that nobody gave. UserError if this program does not
 // compute it. Notes of what is not used are added to options.notes.
-void take_folder(Options& options, const std::filesystem::path& folder);
+void take_folder(Options& options, const ModelFolder& folder);
 
 // The text of the exported folder's config.json, and the dtype of its weights: --export-dtype, or else that of the
 // folder from which the model came. UserError if Hugging Face's library does not have the model.

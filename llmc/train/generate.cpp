@@ -91,7 +91,7 @@ class Clock {
 
 }  // namespace
 
-void settle_generation(Options& options) {
+void check_generation(const Options& options) {
     if (!options.resume && options.init.empty()) {
         user_error(
             "--generate needs weights; give --resume (alone for the newest checkpoint, or with a "
@@ -101,17 +101,13 @@ void settle_generation(Options& options) {
     for (const std::string_view option : of_training) {
         if (options.given.contains(option)) user_error("--generate only prints text; leave out --{}", option);
     }
+    if (options.resume && options.given.contains("init"))
+        user_error("--generate takes its weights from --resume or --init, not both; leave one out");
+}
+
+void settle_generation(Options& options, const Sources& sources) {
     if (options.resume) {
-        if (options.given.contains("init"))
-            user_error("--generate takes its weights from --resume or --init, not both; leave one out");
-        const std::filesystem::path out_dir = choose_out_dir(options);
-        const std::optional<CheckpointInfo> checkpoint = find_checkpoint(options, out_dir);
-        if (!checkpoint) {
-            user_error(
-                "--generate: there is no checkpoint in {}; give --resume the directory of a checkpoint",
-                (options.out_dir.empty() ? out_dir.parent_path() : out_dir).string());
-        }
-        options.resume = checkpoint->directory.string();
+        options.resume = sources.checkpoint->directory.string();
         // A configuration file may be another run's: the checkpoint's model and switches have precedence.
         std::erase_if(options.lines, [&](const auto& line) {
             const auto found = options.model_options.find(line.first);
@@ -121,7 +117,7 @@ void settle_generation(Options& options) {
             if (is_on) is_on->reset();
             return line.first == "model" || is_on;
         });
-        take_model(options, *checkpoint);
+        take_model(options, *sources.checkpoint);
     }
     options.steps = 0;
     options.recompute = name_of(RecomputeKind::selective);

@@ -8,15 +8,17 @@
 
 #include "llmc/parallel/mesh.h"
 #include "llmc/train/options.h"
+#include "llmc/train/sources.h"
 
 namespace llmc {
 
 struct PreparedRun;
 
+// UserError without weights, and for options that ask for more than text.
+void check_generation(const Options& options);
 // Settles the options that follow from --generate: the checkpoint's model, if no sizes were given; no
 // training; and selective recompute, which keeps the fewest activations that still include keys and values.
-// UserError without weights, without such a checkpoint, and for options that ask for more than text.
-void settle_generation(Options& options);
+void settle_generation(Options& options, const Sources& sources);
 // Once the mesh is known: sets the smallest possible batch.
 void settle_batch_of_generation(Options& options, const Mesh& mesh);
 

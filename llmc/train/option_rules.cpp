@@ -15,7 +15,9 @@
 #include "llmc/core/error.h"
 #include "llmc/core/tensor.h"
 #include "llmc/parallel/mesh.h"
+#include "llmc/train/folder_options.h"
 #include "llmc/train/generate.h"
+#include "llmc/train/resume.h"
 
 namespace llmc {
 
@@ -88,6 +90,8 @@ ModelOptions unset_model_options() {
     }
     return unset;
 }
+
+namespace {
 
 // Takes missing values from the named model, and derives the other defaults from them.
 void resolve(Options& o) {
@@ -191,6 +195,38 @@ void check_ranges(const Options& o) {
             "--eval-hellaswag: with --steps 0 the weights would be random; give --resume, or --init with a "
             "file");
     }
+}
+
+// If --model names a folder, takes its architecture.
+void take_model_folder(Options& o, const Sources& sources) {
+    if (is_known_model(o.model)) return;
+    if (!sources.model_folder)
+        user_error(
+            "--model: {} has no config.json of a folder in Hugging Face's format; give another folder, or "
+            "the name of a model",
+            o.model);
+    o.model_folder = o.model;
+    naming_option("--model", [&] { take_folder(o, *sources.model_folder); });
+}
+
+}  // namespace
+
+void complete(Options& o, const Sources& sources) {
+    o.out_dir = sources.out_dir;
+    o.resume = sources.resume;
+    o.weights = sources.weights;
+    o.notes.insert(o.notes.end(), sources.notes.begin(), sources.notes.end());
+    const bool goes_on = sources.checkpoint && !o.generate;
+    if (goes_on) take_checkpoint(o, sources);
+    // Another model that was asked for has its own architecture.
+    if (sources.init_folder && !o.is_given("model"))
+        naming_option("--init", [&] { take_folder(o, *sources.init_folder); });
+    if (sources.init_checkpoint) naming_option("--init", [&] { take_model(o, *sources.init_checkpoint); });
+    if (!goes_on) take_model_folder(o, sources);
+    if (o.generate) settle_generation(o, sources);
+    resolve(o);
+    check_ranges(o);
+    if (goes_on) require_same_model(*sources.checkpoint, o);
 }
 
 bool Options::plans_only() const { return print_model || print_step || (pipeline_timeline && steps == 0); }

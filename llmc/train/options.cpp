@@ -21,7 +21,6 @@
 #include "llmc/core/version.h"
 #include "llmc/train/config_file.h"
 #include "llmc/train/generate.h"
-#include "llmc/train/resume.h"
 #include "llmc/train/settings.h"
 #include "llmc/train/terminal.h"
 
@@ -365,15 +364,8 @@ std::optional<Options> parse(int argc, const char* const* argv, std::string& tex
     if (options.quiet && options.verbose)
         user_error("--quiet and --verbose are both given; leave one of them out");
     try {
-        settle_resume(options);
-        std::optional<CheckpointInfo> resumed;
-        if (options.resume && !options.generate) resumed = settle_from_checkpoint(options);
-        if (!resumed && !(options.resume && options.generate)) settle_init(options);
-        if (!resumed) settle_model_folder(options);
-        if (options.generate) settle_generation(options);
-        resolve(options);
-        check_ranges(options);
-        if (resumed) require_same_model(*resumed, options);
+        if (options.generate) check_generation(options);
+        complete(options, find_sources(options));
     } catch (const UserError& fault) {
         throw UserError(with_place(options, fault.what()));
     }

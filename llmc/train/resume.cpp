@@ -7,7 +7,6 @@
 #include <filesystem>
 #include <iterator>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -18,8 +17,6 @@
 #include "llmc/io/weight_files.h"
 #include "llmc/optim/schedule.h"
 #include "llmc/train/command_line.h"
-#include "llmc/train/config_file.h"
-#include "llmc/train/folder_options.h"
 #include "llmc/train/outputs.h"
 #include "llmc/train/settings.h"
 #include "llmc/train/stop.h"
@@ -72,8 +69,6 @@ void suggesting_complete_checkpoint(const Options& options, const std::filesyste
     }
 }
 
-namespace {
-
 std::optional<CheckpointInfo> newest_of_last_run(const std::filesystem::path& out_dir) {
     const std::optional<RunRecord> last = read_last_run(out_dir);
     if (!last) return newest_of_run(out_dir, std::nullopt);
@@ -85,8 +80,6 @@ std::optional<CheckpointInfo> newest_of_last_run(const std::filesystem::path& ou
     return newest_of_run(out_dir, std::nullopt);
 }
 
-}  // namespace
-
 std::optional<CheckpointInfo> find_checkpoint(const Options& options, const std::filesystem::path& out_dir) {
     if (!options.resume) return std::nullopt;
     std::optional<CheckpointInfo> found;
@@ -97,63 +90,6 @@ std::optional<CheckpointInfo> find_checkpoint(const Options& options, const std:
 }
 
 namespace {
-
-// The config.toml of a run means that run, also if the run was moved or copied there.
-void take_run_of_config(Options& options) {
-    std::filesystem::path file = options.config_file;
-    std::error_code ignored;
-    if (std::filesystem::is_symlink(file, ignored)) file = std::filesystem::weakly_canonical(file, ignored);
-    if (file.filename() != "config.toml" || options.given.contains("out-dir")) return;
-    const std::filesystem::path folder = file.parent_path();
-    if (std::filesystem::is_regular_file(folder / "run.json", ignored) &&
-        !std::filesystem::equivalent(folder / "", options.out_dir, ignored))
-        options.out_dir = folder.empty() ? "." : folder.string();
-}
-
-}  // namespace
-
-void settle_resume(Options& options) {
-    std::error_code ignored;
-    if (!options.resume) return;
-    if (options.resume->empty()) take_run_of_config(options);
-    if (!std::filesystem::is_directory(*options.resume, ignored)) return;
-    Options alone = options;
-    alone.resume = "";
-    const std::optional<CheckpointInfo> newest = find_checkpoint(alone, *options.resume);
-    if (!newest) {  // the directory is itself a checkpoint, or holds none
-        if (!std::filesystem::is_regular_file(std::filesystem::path(*options.resume) / "run.json", ignored))
-            return;
-        user_error(
-            "--resume: the last run in {} saved no checkpoint; to begin it again, give --out-dir {} "
-            "--overwrite instead",
-            *options.resume, shell_word(*options.resume));
-    }
-    // `newest` may be in another directory, from which the last run here began.
-    if (options.out_dir.empty())
-        options.out_dir = directory_of_run(std::filesystem::path(*options.resume) / "checkpoint").string();
-    options.resume = newest->directory.string();
-}
-
-namespace {
-
-// The settings that the configuration of a checkpoint's run gave; none if there is no such file. A note if it
-// cannot be read.
-std::set<std::string, std::less<>> given_then(const CheckpointInfo& checkpoint,
-                                              std::vector<std::string>& notes) {
-    std::set<std::string, std::less<>> names;
-    std::error_code ignored;
-    const std::filesystem::path file = directory_of_run(checkpoint.directory) / "config.toml";
-    if (std::filesystem::status(file, ignored).type() == std::filesystem::file_type::not_found) return names;
-    try {
-        for (const ConfigSetting& setting : read_config_file(file.string())) names.insert(setting.name);
-    } catch (const UserError& fault) {
-        notes.push_back(fmt::format(
-            "{}; so it is not known whether the run was given --reduce-every, --init and --out-dir, and "
-            "they are not kept: give them again",
-            fault.what()));
-    }
-    return names;
-}
 
 // Whether a run that resumes, and `trains` or only evaluates, keeps a setting of the run that saved the
 // checkpoint. It keeps those that change the results, and those that say when it validates, samples and saves.
@@ -173,11 +109,11 @@ bool is_kept(std::string_view name, bool trains, bool was_given) {
 
 }  // namespace
 
-std::optional<CheckpointInfo> settle_from_checkpoint(Options& options) {
-    const std::optional<CheckpointInfo> checkpoint = find_checkpoint(options, choose_out_dir(options));
-    if (!checkpoint || !take_model(options, *checkpoint)) return checkpoint;
-    const auto then = nlohmann::ordered_json::parse(checkpoint->configuration);
-    const auto given = given_then(*checkpoint, options.notes);
+void take_checkpoint(Options& options, const Sources& sources) {
+    const CheckpointInfo& checkpoint = *sources.checkpoint;
+    if (!take_model(options, checkpoint)) return;
+    const auto then = nlohmann::ordered_json::parse(checkpoint.configuration);
+    const auto& given = sources.given_then;
     const Options now = options;
     const auto json = to_json(now);
     const bool trains = options.steps > 0;
@@ -203,7 +139,7 @@ std::optional<CheckpointInfo> settle_from_checkpoint(Options& options) {
     // The configuration goes on naming this run, although its directory may have moved, and the weights from
     // which it began.
     if (trains && !now.is_given("out-dir") && given.contains("out-dir")) {
-        options.out_dir = choose_out_dir(now).string();
+        options.out_dir = sources.results;
         options.inherited["out-dir"] = true;
     }
     if (now.is_given("init") && then.contains("init") && then["init"] != json["init"])
@@ -214,48 +150,6 @@ std::optional<CheckpointInfo> settle_from_checkpoint(Options& options) {
     // An evaluation may run on a mesh that cannot share the batch evenly.
     if (!trains && options.inherited.contains("global-batch-tokens"))
         options.inherited["global-batch-tokens"] = false;
-    return checkpoint;
-}
-
-void settle_init(Options& options) {
-    std::error_code ignored;
-    options.weights = options.init;
-    if (!std::filesystem::is_directory(options.init, ignored)) return;
-    naming_option("--init", [&] {
-        if (is_model_folder(options.init)) {
-            // Another model that was asked for has its own architecture.
-            if (!options.is_given("model")) take_folder(options, options.init);
-            return;
-        }
-        const std::filesystem::path folder = options.init, weights = folder / "model.safetensors";
-        if (!std::filesystem::exists(folder / "manifest.json", ignored) && !holds_run(folder)) {
-            user_error(
-                "{} has no manifest.json of a checkpoint, no run.json of a run, and no config.json of a "
-                "folder in Hugging Face's format; give one of these three{}",
-                options.init,
-                std::filesystem::exists(weights, ignored)
-                    ? fmt::format(", or its weights alone: --init {}", weights.string())
-                    : "");
-        }
-        const std::optional<CheckpointInfo> newest = newest_of_last_run(options.init);
-        const CheckpointInfo checkpoint = newest ? *newest : read_checkpoint(options.init);
-        options.weights = checkpoint.directory.string();
-        take_model(options, checkpoint);
-    });
-}
-
-void settle_model_folder(Options& options) {
-    if (is_known_model(options.model)) return;
-    naming_option("--model", [&] {
-        if (!is_model_folder(options.model))
-            user_error(
-                "{} has no config.json of a folder in Hugging Face's format; give another folder, or the "
-                "name "
-                "of a model",
-                options.model);
-        options.model_folder = options.model;
-        take_folder(options, options.model_folder);
-    });
 }
 
 bool take_model(Options& options, const CheckpointInfo& checkpoint) {

@@ -11,6 +11,7 @@
 #include "llmc/comm/communicator.h"
 #include "llmc/io/checkpoint.h"
 #include "llmc/train/options.h"
+#include "llmc/train/sources.h"
 
 namespace llmc {
 
@@ -24,21 +25,13 @@ void suggesting_complete_checkpoint(const Options& options, const std::filesyste
 // else the newest checkpoint of any run in out_dir, else nothing.
 std::optional<CheckpointInfo> find_checkpoint(const Options& options, const std::filesystem::path& out_dir);
 
-// --resume DIR may name the directory of a run. It then becomes the checkpoint that --resume alone would find
-// there.
-void settle_resume(Options& options);
+// The newest checkpoint of the last run in a directory, or the one from which that run began.
+std::optional<CheckpointInfo> newest_of_last_run(const std::filesystem::path& out_dir);
 
 // A run that resumes takes from its checkpoint what was not given: the model, the settings that change the
 // results, and when it validates, samples and saves. It then goes on as it began, on any mesh. An evaluation
-// takes the model, the data and the dtype. Returns the checkpoint, if there is one.
-std::optional<CheckpointInfo> settle_from_checkpoint(Options& options);
-
-// Sets Options::weights from --init. --init DIR may name a checkpoint's directory or that of a run, which stands
-// for the checkpoint that --resume would find there. The model is then the checkpoint's, except for the options
-// that were given.
-void settle_init(Options& options);
-// If --model names a folder in Hugging Face's format, takes the architecture of its config.json.
-void settle_model_folder(Options& options);
+// takes the model, the data and the dtype.
+void take_checkpoint(Options& options, const Sources& sources);
 
 // Sets the --model of a checkpoint's run and its sizes and switches, except those that were given. Changes
 // nothing and returns false if another --model was given.

@@ -25,6 +25,7 @@
 #include "llmc/optim/schedule.h"
 #include "llmc/parallel/pipeline/pipeline_schedule.h"
 #include "llmc/train/options.h"
+#include "llmc/train/sources.h"
 
 namespace llmc {
 
@@ -337,10 +338,9 @@ struct DependentSetting {
 };
 std::vector<DependentSetting> dependent_settings();
 
-// Sets the settings that were not given, except those that depend on the device or the plan.
-void resolve(Options& options);
-// Throws UserError for a value out of range, or one that conflicts with another. The options must be
-// resolved.
-void check_ranges(const Options& options);
+// Completes the options that were given with what their names lead to: the model and the settings of a checkpoint, the
+// architecture of a folder, and the defaults that depend on neither device nor mesh, for which configured() (options.h)
+// goes on. It reads no files. UserError for a value out of range, or one that conflicts with another.
+void complete(Options& options, const Sources& sources);
 
 }  // namespace llmc
