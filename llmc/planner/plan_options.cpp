@@ -56,6 +56,12 @@ void add_plan_options(CLI::App& app, PlanOptions& options) {
             to = positive(of, text, parse(text), example);
         });
     };
+    const auto add_text = [&](const char* name, std::string& to, const char* value, const char* help) {
+        add(name, value, help, [&to](const std::string& of, const std::string& text) {
+            if (text.empty()) user_error("--{}: the name is empty; give one, or leave the option out", of);
+            to = text;
+        });
+    };
     const auto add_whole = [&](const char* name, std::optional<std::int64_t>& to, const char* help) {
         add(name, "N", help, [&to](const std::string& of, const std::string& text) {
             const auto number = whole_number<std::int64_t>(text);
@@ -76,10 +82,10 @@ void add_plan_options(CLI::App& app, PlanOptions& options) {
                 to = text;
             });
     };
-    add("gpu", "NAME",
+    add_text(
+        "gpu", options.gpu, "NAME",
         "Plan for this GPU (default: H100 with --gpus or --search, else the CPU); --search compares several: "
-        "A100,H100",
-        [&options](const std::string&, const std::string& text) { options.gpu = text; });
+        "A100,H100");
     add_whole("gpus", options.gpus, "Plan for N GPUs in all, with a process for each");
     add_whole("processes", options.processes, "Plan for N processes in all: on CPUs, or the same as --gpus");
     add_whole("nodes", options.nodes, "Divide them among N machines (default: 8 GPUs each, of GB200 72)");
@@ -117,8 +123,7 @@ void add_plan_options(CLI::App& app, PlanOptions& options) {
                "Optimizer of the convention");
     add_number("days", options.days, "N", number_in, "days, such as 30",
                "With --search and --tokens: find the fewest GPUs that end the run in N days");
-    add("write-config", "FILE", "Write the run's options to FILE, for --config",
-        [&options](const std::string&, const std::string& text) { options.config = text; });
+    add_text("write-config", options.config, "FILE", "Write the run's options to FILE, for --config");
     const auto add_flag = [&](const char* name, bool& to, const char* help) {
         app.add_flag(name, to, as_help(help))->configurable(false)->disable_flag_override()->group("Plan");
     };

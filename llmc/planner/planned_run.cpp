@@ -163,6 +163,8 @@ void refuse_unused(const PlannedRun& run) {
     const PlanOptions& asked = run.asked;
     if (asked.parameters && (run.described || run.options.is_given("model")))
         user_error("--parameters plans a size without an architecture; leave out it or --model");
+    if (asked.levers && (run.described || asked.parameters))
+        user_error("--levers lists options of a model that this program trains; leave it out");
     if (asked.days && !asked.search) user_error("--days needs --search, which finds the GPUs for it");
     if (asked.lost && !asked.tokens) user_error("--lost is a share of the time for --tokens; leave it out");
     if (asked.price && !asked.tokens && !asked.search)

@@ -23,6 +23,7 @@ namespace llmc {
 namespace {
 
 constexpr std::size_t most_best = 10;
+constexpr int most_gpus = 1 << 17;
 // Bounds take the stages of a pipeline for equal, which they are not quite.
 constexpr double margin = 1.03;
 
@@ -61,6 +62,7 @@ class Candidates {
         }
         return std::move(found_);
     }
+    std::int64_t considered() const { return considered_; }
 
   private:
     static std::vector<int> powers_of_two() { return {1, 2, 4, 8, 16, 32, 64}; }
@@ -146,7 +148,7 @@ class Candidates {
     void add(Candidate mesh, int data, std::int64_t micro_batches) {
         const auto pass = pass_of(mesh);
         if (!pass) return;
-        ++considered;
+        ++considered_;
         const double bytes =
             least_bytes(mesh, data) + least_activations(mesh, *pass, static_cast<double>(micro_batches));
         if (uses_bounds_ && bytes > margin * static_cast<double>(run_.machines.usable)) return;
@@ -267,8 +269,7 @@ class Candidates {
     std::vector<Candidate> found_;
     std::map<std::tuple<int, std::string_view, std::int64_t>, std::optional<ModelTime>> passes_;
 
-  public:
-    std::int64_t considered = 0;
+    std::int64_t considered_ = 0;
 };
 
 // The faster first; then those that leave more memory.
@@ -315,7 +316,7 @@ Search best_meshes(const PlannedRun& run, bool uses_bounds) {
     Search search;
     Candidates candidates(run, uses_bounds);
     std::vector<Candidate> all = candidates.all();
-    search.considered = candidates.considered;
+    search.considered = candidates.considered();
     std::ranges::sort(all, {}, [](const Candidate& mesh) {
         return std::tuple(mesh.least_seconds, std::string_view(mesh.options));
     });
@@ -359,12 +360,12 @@ class Numbers {
 
     Search run() {
         int number = 1;
-        constexpr int most = 1 << 17;
-        while (number <= most && at(number).empty()) number = next_number(number, of_machine_);
-        if (number > most) return std::move(search_);
+        while (number <= most_gpus && at(number).empty()) number = next_number(number, of_machine_);
+        if (number > most_gpus) return std::move(search_);
         search_.fewest = at(number).front();
         // More GPUs need less recomputation or sharding, until their exchanges take longer.
-        for (double last = 0; !at(number).empty() && at(number).front().rank > last; number *= 2)
+        for (double last = 0; number <= most_gpus && !at(number).empty() && at(number).front().rank > last;
+             number *= 2)
             last = at(number).front().rank;
         search_.cheapest = search_.best.front();
         if (given_.days) search_.in_time = in_time();
@@ -401,7 +402,7 @@ class Numbers {
         double fastest = 0;
         int since = 0;  // numbers tried without more speed
         constexpr int most_in_vain = 8;
-        for (int number = search_.fewest->gpus; since < most_in_vain;
+        for (int number = search_.fewest->gpus; since < most_in_vain && number <= most_gpus;
              number = next_number(number, of_machine_)) {
             if (number * most_speed_ < needed) continue;
             const std::vector<Found>& best = at(number);
@@ -430,6 +431,9 @@ void refuse_unsearchable(const PlannedRun& run) {
                    asked.parameters ? "--parameters" : run.described->name);
     if (!run.machines.gpu)
         user_error("--search compares times, and those of CPUs are not known; leave out --device cpu");
+    if (run.machines.gpu->peak(run.options.compute_dtype(), run.options.tf32) == 0)
+        user_error("--search compares times, and those of {} on this GPU are not known; give --dtype bf16",
+                   run.options.dtype);
     if (asked.speed) user_error("--search compares times, which --speed replaces; leave one of them out");
     if (asked.days && !asked.tokens) user_error("--days is the time for --tokens; give them too");
     if (asked.days && (asked.gpus || asked.processes))
@@ -484,7 +488,10 @@ PlannedRun searched_run(const std::vector<std::string>& arguments) {
         add(search, std::move(found));
     }
     // Where nothing fits, the plan of what needs least says why.
-    std::string chosen = "--zero-stage 3 --recompute block --micro-batch-size 1";
+    std::string chosen;
+    for (const auto& [option, value] :
+         {std::pair("zero-stage", "3"), {"recompute", "block"}, {"micro-batch-size", "1"}})
+        if (!given.options.is_given(option)) chosen += fmt::format(" --{} {}", option, value);
     if (!search.best.empty()) chosen = search.best.front().options;
     if (is_open && search.fewest) chosen = search.fewest->options;
     if (search.in_time) chosen = search.in_time->options;

@@ -126,6 +126,13 @@ def test_a_search_writes_its_run(tmp_path):
     assert refused.returncode == 1 and "there is such a file" in refused.stderr
 
 
+def test_a_search_without_a_fit_keeps_given_options():
+    """No micro-batch of 3 sequences divides the batch."""
+    made, status = plan("--model=gpt2", "--search", "--gpus=8", "--micro-batch-size=3")
+    assert status == 2 and made["search"]["best"] == [] and made["memory"] is None
+    assert "micro-batch" in made["why_not"][0]["rule"] + made["why_not"][0]["change"]
+
+
 def test_the_fewest_gpus_in_time():
     options = ["--model=gpt2", "--tokens=300B", "--search"]
     made, _ = plan(*options, "--days=1")
@@ -153,6 +160,9 @@ def test_a_search_of_several_gpus():
     (["--model=gpt2", "--gpu=A100,H100"], "several GPUs are compared by --search"),
     (["--model=gpt2", "--gpu=A100,H100", "--search", "--price=3"], "--price is that of one GPU"),
     (["--model=gpt2", "--search", "--gpu=A100,Z100"], "--gpu Z100: unknown GPU"),
+    (["--model=mixtral-8x7b", "--levers"], "--levers lists options of a model that this program trains"),
+    (["--gpu="], "--gpu: the name is empty"),
+    (["--model=gpt2", "--search", "--dtype=fp32", "--gpu=X", "--gpu-memory=40", "--gpu-tflops=100", "--gpu-bandwidth=900"], "those of fp32 on this GPU are not known"),
 ])
 def test_searches_without_a_meaning(options, line):
     result = program.run("plan", *options, check=False)
