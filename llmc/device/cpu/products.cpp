@@ -2,6 +2,7 @@
 
 #include <omp.h>
 
+#include <cstdlib>
 #include <initializer_list>
 #include <oneapi/dnnl/dnnl.hpp>
 #include <vector>
@@ -24,8 +25,21 @@ class ThreadsOfOneDnn {
     int before_;
 };
 
+// oneDNN 2.6's products with AMX are wrong for some shapes, such as 51 x 63 transposed times 63 x 96, and end in an
+// illegal instruction for others. So it takes AVX-512's bf16 instructions, unless the environment chooses.
+void avoid_wrong_products() {
+    static const bool done = [] {
+        const bool is_chosen =
+            std::getenv("ONEDNN_MAX_CPU_ISA") != nullptr || std::getenv("DNNL_MAX_CPU_ISA") != nullptr;
+        if (!is_chosen && dnnl::version()->major < 3) dnnl::set_max_cpu_isa(dnnl::cpu_isa::avx512_core_bf16);
+        return true;
+    }();
+    static_cast<void>(done);
+}
+
 // In oneDNN, an instruction set is a set of bits that includes the bits of lesser sets.
 bool processor_has(dnnl::cpu_isa isa) {
+    avoid_wrong_products();
     const auto bits = static_cast<unsigned>(isa);
     return (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & bits) == bits;
 }
@@ -108,7 +122,10 @@ struct Products::Primitive {
     }
 };
 
-Products::Products(int threads) : threads_(threads), engine_(std::make_unique<Engine>()) {}
+Products::Products(int threads) : threads_(threads) {
+    avoid_wrong_products();
+    engine_ = std::make_unique<Engine>();
+}
 
 Products::~Products() = default;
 
