@@ -89,7 +89,7 @@ def check(arguments):
 def no_gpu():
     """Why nothing can be checked here; empty if there is a GPU."""
     try:
-        asked = programs.run([programs.TRAIN_GPT, "--device=cuda", "--steps=0", "--print-step"], TRAINER_SECONDS)
+        asked = programs.run([programs.TRAIN_GPT, "--device=cuda", "--steps=0"], TRAINER_SECONDS)
     except Late as late:
         return f"{late}; does nvidia-smi answer?"
     return "" if asked.returncode == 0 else programs.tail(asked.stderr, 1).removeprefix("error: ")
