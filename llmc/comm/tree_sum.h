@@ -1,7 +1,7 @@
 // The order in which contributions of ranks are added: a tree of adjacent pairs ((0+1)+(2+3))+..., in which
 // an odd last one moves up unchanged. Each element is summed separately, so its bits depend on the
 // contributions alone. The sums of aligned groups of 2^k ranks, summed in turn, equal the sum over all ranks.
-// This holds in bf16 too, because the sum of each pair is rounded.
+// This holds in 16-bit dtypes too, because the sum of each pair is rounded.
 #pragma once
 
 #include <algorithm>
@@ -14,12 +14,6 @@
 #include "llmc/core/dtype.h"
 
 namespace llmc {
-
-// The type in which a pair is added: fp32 for bf16. The sum of each bf16 pair is then rounded to bf16.
-// Otherwise sums of groups, which are bf16 when they are summed in turn, would not give the bits of the sum
-// over all.
-template <class T>
-using SumType = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
 namespace tree_sum_detail {
 
@@ -35,12 +29,14 @@ SumType<T> widen(T x) {
     }
 }
 
+// The sum of two elements, rounded to T. Otherwise sums of groups, which are of type T when they are summed in turn,
+// would not give the bits of the sum over all.
 template <class T>
 SumType<T> pair_sum(SumType<T> a, SumType<T> b) {
-    if constexpr (std::is_same_v<T, bfloat16>) {
-        return to_float(to_bfloat16(a + b));
-    } else {
+    if constexpr (std::is_same_v<T, double>) {
         return a + b;
+    } else {
+        return to_float(from_float<T>(a + b));
     }
 }
 
@@ -70,7 +66,7 @@ void sum_block(SumType<T>* out, std::span<const std::byte* const> pieces, std::s
 
 }  // namespace tree_sum_detail
 
-// out[i] = the tree sum of element i of all pieces, for i < count. T is fp32, bf16 or fp64. A piece points to
+// out[i] = the tree sum of element i of all pieces, for i < count. T is a compute dtype or fp64. A piece points to
 // its first element, and `out` may be one of the pieces.
 template <class T>
 void tree_sum(T* out, std::span<const std::byte* const> pieces, std::size_t count) {
@@ -80,10 +76,10 @@ void tree_sum(T* out, std::span<const std::byte* const> pieces, std::size_t coun
         const std::size_t elements = std::min(block_elements, count - first);
         sum_block<T>(sum.data(), pieces, first, elements);
         for (std::size_t i = 0; i < elements; ++i) {
-            if constexpr (std::is_same_v<T, bfloat16>) {
-                out[first + i] = to_bfloat16(sum[i]);  // exact
-            } else {
+            if constexpr (std::is_same_v<T, double>) {
                 out[first + i] = sum[i];
+            } else {
+                out[first + i] = from_float<T>(sum[i]);  // exact
             }
         }
     }

@@ -46,7 +46,7 @@ MatmulSizes matmul_sizes(const Tensor& out, const Tensor& in, const Tensor& weig
     check_dtype(weight, out.dtype, "weight");
     check_rows(in, out.dtype, N, IC, "in");
     check_rows(out, out.dtype, N, OC, "out");
-    check(out.dtype == DType::fp32 || out.dtype == DType::bf16, "products are in fp32 or bf16");
+    check(is_compute_dtype(out.dtype), "products are in a compute dtype");
     return {N, IC, OC};
 }
 

@@ -4,7 +4,7 @@
 // that is stored, N = B*T rows. OC and IC are the output and input channels of a matrix product.
 //
 // Common to all operations:
-// - `X` is the compute dtype (fp32 or bf16), the same for every X of a call. Arithmetic and sums are in fp32
+// - `X` is the compute dtype (fp32, bf16 or fp16), the same for every X of a call. Arithmetic and sums are in fp32
 //   whatever X is. A result is rounded to X once, when it is stored. (On GPUs, matmul_backward with pre_gelu
 //   rounds din twice.)
 // - "= " overwrites, "+= " accumulates. Gradients of parameters are always accumulated in fp32. If they are
@@ -51,7 +51,8 @@ struct AdamWStep {
     double beta1;
     double beta2;
     double eps;
-    double max_grad_norm;  // clip the global norm to this; 0 does not clip
+    double max_grad_norm;   // clip the global norm to this; 0 does not clip
+    double loss_scale = 1;  // of the gradients, a power of two
 };
 
 // Rounds bf16 parameters up or down at random from the master copy, not to nearest. The random bits are a
@@ -307,9 +308,9 @@ class Ops {
     // out += sum_i x_i, in fp64, in an order that depends only on the number of elements.
     //   out fp64 (1), x fp32, any shape
     virtual void sum(const Tensor& out, const Tensor& x) = 0;
-    // AdamW (Loshchilov & Hutter 2019) as PyTorch computes it. With norm = sqrt(norm_squared),
+    // AdamW (Loshchilov & Hutter 2019) as PyTorch computes it. With S = loss_scale, norm = sqrt(norm_squared)/S,
     // clip = min(1, max_grad_norm / (norm + 1e-6)) and b1, b2 the bias corrections 1 - beta^step:
-    //   g = clip gradient;  m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2;
+    //   g = clip/S gradient;  m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2;
     //   w = w (1 - lr decay) - lr/b1 m / (sqrt(v)/sqrt(b2) + eps)
     // w is the fp32 master copy. `parameters` receives it rounded to X: to nearest, or at random if
     // `rounding` is given, with the same bits on every device. If norm_squared is not finite, nothing is
@@ -323,7 +324,7 @@ class Ops {
 
     // ---- elementwise ----
 
-    // out = in, between fp32 and bf16
+    // out = in, between compute dtypes
     virtual void cast(const Tensor& out, const Tensor& in) = 0;
     // out = in, bit for bit; any dtype
     //   out, in of one dtype and number of elements, which do not overlap

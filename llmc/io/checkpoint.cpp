@@ -136,6 +136,20 @@ std::uint64_t weights_bytes(std::int64_t parameters) {
 
 namespace {
 
+Json to_json(const std::optional<LossScale>& state) {
+    if (!state) return nullptr;
+    return {{"scale", state->scale},
+            {"good_steps", state->good_steps},
+            {"hysteresis_left", state->hysteresis_left}};
+}
+
+// Older checkpoints have none.
+std::optional<LossScale> loss_scale_in(const Json& manifest) {
+    const auto found = manifest.find("loss_scale");
+    if (found == manifest.end() || found->is_null()) return std::nullopt;
+    return LossScale{found->at("scale"), found->at("good_steps"), found->at("hysteresis_left")};
+}
+
 void write_checkpoint(const fs::path& folder, const std::string& run, const std::string& lineage,
                       const Progress& progress, const Json& configuration, const std::string& data,
                       const std::string& device_choices, const ParameterStore& store, UnitTransfer& transfer,
@@ -153,6 +167,8 @@ void write_checkpoint(const fs::path& folder, const std::string& run, const std:
         {"lineage", lineage},
         {"step", progress.step},
         {"samples", progress.samples},
+        {"skipped_steps", progress.skipped},
+        {"loss_scale", to_json(progress.loss_scale)},
         {"saved_at", std::chrono::duration_cast<std::chrono::nanoseconds>(now).count()},
         {"configuration", configuration},
         {"data", Json::parse(data)},
@@ -202,7 +218,10 @@ CheckpointInfo read_checkpoint(const fs::path& directory) {
         CheckpointInfo info{.directory = directory,
                             .run = manifest.at("run"),
                             .lineage = manifest.at("lineage"),
-                            .progress = {.step = manifest.at("step"), .samples = manifest.at("samples")},
+                            .progress = {.step = manifest.at("step"),
+                                         .samples = manifest.at("samples"),
+                                         .skipped = manifest.value("skipped_steps", std::int64_t{0}),
+                                         .loss_scale = loss_scale_in(manifest)},
                             .configuration = manifest.at("configuration").dump(),
                             .saved_at = manifest.at("saved_at"),
                             .device_choices = manifest.value("device_choices", ""),

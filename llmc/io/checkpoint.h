@@ -26,9 +26,20 @@
 namespace llmc {
 
 // The progress of a run. Together with the seed it determines all random numbers and the order of the data.
+// The state of fp16's loss scaling (train/loss_scale.h).
+struct LossScale {
+    std::int64_t scale = 1;
+    std::int64_t good_steps = 0;       // since it changed
+    std::int64_t hysteresis_left = 1;  // overflows until it is halved
+};
+
 struct Progress {
     std::int64_t step = 0;     // steps done
     std::int64_t samples = 0;  // sequences that these steps consumed
+    std::int64_t skipped = 0;  // the steps of these that changed nothing, since the gradient overflowed
+    std::optional<LossScale> loss_scale{};
+
+    std::int64_t applied() const { return step - skipped; }
 };
 
 // A validation: its loss in nats per token, and the fingerprint of the windows (ValidationWindows).

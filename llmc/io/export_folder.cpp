@@ -26,42 +26,20 @@ namespace {
 
 // ---- dtypes of files
 
-// Rounds a finite number to nearest, ties to even. Empty if it is too large.
-std::optional<std::uint16_t> to_fp16(float x) {
-    const auto bits = std::bit_cast<std::uint32_t>(x);
-    const auto sign = static_cast<std::uint16_t>(bits >> 16 & 0x8000u);
-    const float magnitude = std::fabs(x);
-    if (magnitude < 0x1p-14F)  // subnormal: a multiple of 2^-24
-        return static_cast<std::uint16_t>(sign |
-                                          static_cast<std::uint16_t>(std::nearbyint(magnitude * 0x1p24F)));
-    const std::uint32_t rounded = (bits & 0x7fffffffu) + 0xfffu + (bits >> 13 & 1u) - (112u << 23);
-    if (rounded >= 0x7c00u << 13) return std::nullopt;
-    return static_cast<std::uint16_t>(sign | rounded >> 13);
-}
-
-struct FileDType {
-    const char *name, *in_file;
-};
-constexpr std::array file_dtypes = {FileDType{"fp32", "F32"}, FileDType{"bf16", "BF16"},
-                                    FileDType{"fp16", "F16"}};
-
-const char* name_in_file(const std::string& dtype) {
-    return std::ranges::find(file_dtypes, dtype, &FileDType::name)->in_file;
+// That of a name of --export-dtype.
+DType dtype_named(std::string_view name) {
+    return name == "bf16" ? DType::bf16 : name == "fp16" ? DType::fp16 : DType::fp32;
 }
 
 // The bytes of a tensor in a file.
-std::span<const std::byte> converted(const std::string& name, std::span<const float> values,
-                                     const std::string& dtype, std::vector<std::uint16_t>& memory) {
-    if (dtype == "fp32") return std::as_bytes(values);
+std::span<const std::byte> converted(const std::string& name, std::span<const float> values, DType dtype,
+                                     std::vector<std::uint16_t>& memory) {
+    if (dtype == DType::fp32) return std::as_bytes(values);
     memory.resize(values.size());
     for (std::size_t i = 0; i < values.size(); ++i) {
-        if (dtype == "bf16") {
-            memory[i] = to_bfloat16(values[i]).bits;
-        } else if (const auto half = to_fp16(values[i])) {
-            memory[i] = *half;
-        } else {
+        memory[i] = dtype == DType::bf16 ? to_bfloat16(values[i]).bits : to_float16(values[i]).bits;
+        if (dtype == DType::fp16 && std::isinf(to_float(float16{memory[i]})))
             user_error("{} has {}, and fp16 ends at 65504; give --export-dtype bf16", name, values[i]);
-        }
     }
     return std::as_bytes(std::span(memory));
 }
@@ -106,7 +84,7 @@ void write_index(const fs::path& folder, const std::vector<Shard>& shards) {
 
 // Writes all weights into the shards, one after the other, in this folder.
 void write_shards(const fs::path& folder, const std::vector<Shard>& shards, const ParameterStore& store,
-                  UnitTransfer& transfer, const std::string& dtype, bool sync) {
+                  UnitTransfer& transfer, DType dtype, bool sync) {
     std::size_t shard = 0, written = 0;
     std::unique_ptr<SafetensorsWriter> writer;
     std::vector<std::uint16_t> memory;
@@ -167,8 +145,9 @@ void require_new_folder(const fs::path& folder) {
 
 void save_file(const fs::path& file, const ParameterStore& store, UnitTransfer& transfer,
                const std::string& dtype) {
-    const Shard all{file.filename().string(), weights_table(store, transfer, name_in_file(dtype))};
-    write_shards(file.parent_path(), {all}, store, transfer, dtype, false);
+    const Shard all{file.filename().string(),
+                    weights_table(store, transfer, traits_of(dtype_named(dtype)).file_name.data())};
+    write_shards(file.parent_path(), {all}, store, transfer, dtype_named(dtype), false);
 }
 
 std::vector<std::string> save_folder(const fs::path& folder, const ParameterStore& store,
@@ -184,8 +163,9 @@ std::vector<std::string> save_folder(const fs::path& folder, const ParameterStor
     try {
         make_directory(made);
         const std::vector<Shard> shards =
-            shards_of(weights_table(store, transfer, name_in_file(exported.dtype)), exported.shard_bytes);
-        write_shards(made, shards, store, transfer, exported.dtype, true);
+            shards_of(weights_table(store, transfer, traits_of(dtype_named(exported.dtype)).file_name.data()),
+                      exported.shard_bytes);
+        write_shards(made, shards, store, transfer, dtype_named(exported.dtype), true);
         if (shards.size() > 1) write_index(made, shards);
         write_file(made / "config.json", exported.config);
         if (!exported.source.empty()) {

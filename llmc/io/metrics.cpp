@@ -224,7 +224,7 @@ void MetricsWriter::write(const StepMetrics& metrics) {
     Json line = {
         {"step", metrics.step},
         {"loss", rounded(metrics.loss, 9)},
-        {"grad_norm", rounded(metrics.grad_norm, 9)},
+        {"grad_norm", metrics.grad_norm ? Json(rounded(*metrics.grad_norm, 9)) : Json()},
         {"lr", metrics.learning_rate},
         {"tokens", metrics.tokens},
         {"tokens_per_s", rounded(metrics.tokens_per_second, 6)},
@@ -233,6 +233,10 @@ void MetricsWriter::write(const StepMetrics& metrics) {
         {"time", seconds_since_1970()},
     };
     if (metrics.model_flops_utilization) line["mfu"] = rounded(*metrics.model_flops_utilization, 4);
+    if (metrics.loss_scale) {
+        line["loss_scale"] = *metrics.loss_scale;
+        line["skipped_steps"] = metrics.skipped_steps;
+    }
     if (metrics.val_loss) line["val_loss"] = rounded(*metrics.val_loss, 9);
     if (metrics.hellaswag) line.update(as_json(*metrics.hellaswag));
     write_line(line.dump() + "\n");

@@ -26,9 +26,9 @@ struct HellaSwagScore {
 // The line of one step. It also has `time`, in seconds since 1970. `loss` and `val_loss` are in nats per
 // token, with 9 significant digits.
 struct StepMetrics {
-    std::int64_t step = 0;  // from 1
-    double loss = 0;        // on the step's batch, before its update
-    double grad_norm = 0;   // before clipping
+    std::int64_t step = 0;              // from 1
+    double loss = 0;                    // on the step's batch, before its update
+    std::optional<double> grad_norm{};  // before clipping; none if the step was skipped
     double learning_rate = 0;
     std::int64_t tokens = 0;  // trained on since step 1
     double tokens_per_second = 0;
@@ -39,6 +39,8 @@ struct StepMetrics {
     std::optional<double> model_flops_utilization;
     std::optional<double> val_loss;
     std::optional<HellaSwagScore> hellaswag{};
+    std::optional<double> loss_scale{};  // of this step, in fp16
+    std::int64_t skipped_steps = 0;      // since the run's start
 };
 
 // The file that MetricsWriter replaces: where a link leads, if the path is one. Empty for a device and for a

@@ -44,18 +44,6 @@ std::string reason() { return std::generic_category().message(errno); }
 
 std::string count(std::uint64_t bytes) { return plural(static_cast<std::int64_t>(bytes), "byte"); }
 
-// A half has 5 bits of exponent with bias 15 and 10 bits of significand. Placed in a float (bias 127), its
-// bits give a number that is too small by 2^(127-15), subnormal numbers included.
-float half_to_float(std::uint16_t half) {
-    const auto magnitude_bits = static_cast<std::uint32_t>(half & 0x7fffu);
-    const auto sign = static_cast<std::uint32_t>(half & 0x8000u) << 16;
-    const bool finite = magnitude_bits < 0x7c00u;
-    const float magnitude = std::bit_cast<float>(magnitude_bits << 13) * 0x1p112f;
-    const std::uint32_t bits =
-        finite ? std::bit_cast<std::uint32_t>(magnitude) : (magnitude_bits << 13) | 0x7f800000u;
-    return std::bit_cast<float>(bits | sign);
-}
-
 // Elements may be at any address in a file, so they are copied out rather than pointed at.
 template <class Stored, class T, class Convert>
 void convert(std::span<const std::byte> bytes, std::span<T> out, Convert convert) {
@@ -71,7 +59,7 @@ void convert(std::string_view dtype, std::span<const std::byte> bytes, std::span
     const auto same = [](auto x) { return x; };
     if (dtype == "F64") convert<double>(bytes, out, same);
     if (dtype == "F32") convert<float>(bytes, out, same);
-    if (dtype == "F16") convert<std::uint16_t>(bytes, out, half_to_float);
+    if (dtype == "F16") convert<float16>(bytes, out, [](float16 x) { return to_float(x); });
     if (dtype == "BF16") convert<bfloat16>(bytes, out, [](bfloat16 x) { return to_float(x); });
 }
 

@@ -124,8 +124,8 @@ void Console::step(const StepMetrics& m) {
     ++steps_since_heading_;
     const std::string line =
         fmt::format("{:>{}}  {:>9}  {:>9}  {:>9.3e}  {:>9}  {:>11}{}\n", m.step, width, fitted(m.loss, 5, 9),
-                    fitted(m.grad_norm, 4, 9), m.learning_rate, fitted(m.step_ms, 1, 9),
-                    grouped(static_cast<std::int64_t>(m.tokens_per_second)),
+                    m.grad_norm ? fitted(*m.grad_norm, 4, 9) : "skipped", m.learning_rate,
+                    fitted(m.step_ms, 1, 9), grouped(static_cast<std::int64_t>(m.tokens_per_second)),
                     knows_peak ? fmt::format("  {:>5.1f}%", 100 * *m.model_flops_utilization) : "");
     print(line);
 }

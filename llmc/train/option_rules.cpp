@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -17,6 +18,7 @@
 #include "llmc/parallel/mesh.h"
 #include "llmc/train/folder_options.h"
 #include "llmc/train/generate.h"
+#include "llmc/train/loss_scale.h"
 #include "llmc/train/resume.h"
 
 namespace llmc {
@@ -50,6 +52,8 @@ std::vector<DependentSetting> dependent_settings() {
     const auto recomputes = [](const Options& o) { return o.recompute != "none"; };
     const auto exports = [](const Options& o) { return !o.export_file.empty(); };
     const auto evaluates = [](const Options& o) { return !o.eval_hellaswag.empty(); };
+    const auto has_loss_scale = [](const Options& o) { return o.dtype == "fp16"; };
+    constexpr std::string_view needs_fp16 = "needs --dtype fp16";
     constexpr std::string_view needs_evaluation = "needs --eval-hellaswag";
     constexpr std::string_view needs_gathering = "needs --zero-stage 3, which gathers parameters";
     constexpr std::string_view needs_stages = "needs --pipeline-parallel 2 or more";
@@ -74,6 +78,13 @@ std::vector<DependentSetting> dependent_settings() {
                   needs_evaluation, evaluates),
         dependent("export-dtype", &Options::export_dtype, "export", "export-dtype", "needs --export",
                   exports),
+        dependent("loss-scale", &Options::loss_scale, "dtype", "loss-scale", needs_fp16, has_loss_scale),
+        dependent("initial-loss-scale", &Options::initial_loss_scale, "dtype", "initial-loss-scale",
+                  needs_fp16, has_loss_scale),
+        dependent("loss-scale-window", &Options::loss_scale_window, "dtype", "loss-scale-window", needs_fp16,
+                  has_loss_scale),
+        dependent("loss-scale-hysteresis", &Options::loss_scale_hysteresis, "dtype", "loss-scale-hysteresis",
+                  needs_fp16, has_loss_scale),
         dependent("recompute-every", &Options::recompute_every, "recompute", "recompute-every",
                   "needs --recompute selective or block", recomputes),
     };
@@ -133,6 +144,20 @@ void check_ranges(const Options& o) {
     if (o.micro_batch_size) require_range<std::int64_t>("micro-batch-size", *o.micro_batch_size, 1, many);
     // A configuration file holds signed 64-bit numbers.
     require_range<std::uint64_t>("seed", o.seed, 0, std::numeric_limits<std::int64_t>::max());
+    for (const auto& [name, scale] :
+         {std::pair("loss-scale", o.loss_scale), {"initial-loss-scale", o.initial_loss_scale}})
+        if (scale && (*scale < 1 || *scale > most_loss_scale ||
+                      !std::has_single_bit(static_cast<std::uint64_t>(*scale))))
+            user_error("--{} {} is no power of two from 1 to 2^60; give another, such as 65536", name,
+                       *scale);
+    if (o.loss_scale &&
+        (o.initial_loss_scale || o.is_given("loss-scale-window") || o.is_given("loss-scale-hysteresis")))
+        user_error("--loss-scale fixes the scale, which --{} adapts; leave one of them out",
+                   o.initial_loss_scale              ? "initial-loss-scale"
+                   : o.is_given("loss-scale-window") ? "loss-scale-window"
+                                                     : "loss-scale-hysteresis");
+    require_range<std::int64_t>("loss-scale-window", o.loss_scale_window, 1, many);
+    require_range<std::int64_t>("loss-scale-hysteresis", o.loss_scale_hysteresis, 1, many);
     require_range<std::int64_t>("comm-timeout", o.communication_timeout, 1, 1 << 20);
     require_range<std::int64_t>("zero-stage", o.zero_stage, 0, 3);
     require_range<std::int64_t>("check-replicas-every", o.check_replicas_every, 0, many);
@@ -244,7 +269,9 @@ ModelChoices Options::choices_of_model() const {
 
 Model Options::make_model() const { return llmc::make_model(family_of(model), choices_of_model()); }
 
-DType Options::compute_dtype() const { return dtype == "bf16" ? DType::bf16 : DType::fp32; }
+DType Options::compute_dtype() const {
+    return dtype == "bf16" ? DType::bf16 : dtype == "fp16" ? DType::fp16 : DType::fp32;
+}
 
 DType Options::kept_gradient_dtype() const { return gradient_dtype == "bf16" ? DType::bf16 : DType::fp32; }
 
@@ -434,6 +461,8 @@ Options for_device(Options o, DeviceKind device) {
     const bool cuda = device == DeviceKind::cuda;
     o.device = cuda ? "cuda" : "cpu";
     if (o.dtype.empty()) o.dtype = cuda ? "bf16" : "fp32";
+    if (cuda && o.dtype == "fp16")
+        user_error("--dtype fp16 has kernels on the CPU only; give --dtype bf16, or --device cpu");
     if (o.dtype != "bf16" && o.gradient_dtype == "bf16") {
         user_error("--gradient-dtype bf16 needs --dtype bf16, but --dtype is {}; try --dtype bf16", o.dtype);
     }

@@ -59,6 +59,10 @@ struct Options {
     std::uint64_t seed = 1;
     std::string dtype;  // default: depends on the device
     std::string gradient_dtype = "fp32";
+    std::optional<std::int64_t> loss_scale;          // fixed; default: dynamic
+    std::optional<std::int64_t> initial_loss_scale;  // default: depends on the batch
+    std::int64_t loss_scale_window = 2000;
+    std::int64_t loss_scale_hysteresis = 1;
     std::string device = "auto";
     std::string attention = "flash";
     bool tf32 = false;

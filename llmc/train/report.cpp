@@ -248,6 +248,10 @@ Rows summary_rows(const PreparedRun& run, const Outcome& outcome) {
         rows.emplace_back("time", fmt::format("{} for {}: {} tokens/s, including validation and saving", time,
                                               plural(outcome.steps, "step"),
                                               grouped(static_cast<std::int64_t>(tokens / outcome.seconds))));
+        if (const std::int64_t skipped = run.trainer->progress().skipped; skipped > 0)
+            rows.emplace_back("skipped",
+                              fmt::format("{} since the run's start, whose gradients overflowed fp16",
+                                          plural(skipped, "step")));
         rows.emplace_back("metrics", metrics_file(run.options, run.out_dir).string());
     }
     if (!outcome.checkpoint.empty()) rows.emplace_back("checkpoint", outcome.checkpoint.string());

@@ -31,6 +31,10 @@ constexpr std::array step_settings = {"train-data",
                                       "global-batch-tokens",
                                       "dtype",
                                       "gradient-dtype",
+                                      "loss-scale",
+                                      "initial-loss-scale",
+                                      "loss-scale-window",
+                                      "loss-scale-hysteresis",
                                       "reduce-every",
                                       "stochastic-rounding",
                                       "attention",
@@ -124,7 +128,7 @@ void take_checkpoint(Options& options, const Sources& sources) {
     const auto goes_with_another = [&](std::string_view name) {
         if (name == "val-data") return is_changed("train-data");
         if (name == "gradient-dtype" || name == "stochastic-rounding" || name == "attention" ||
-            name == "tf32")
+            name == "tf32" || name.find("loss-scale") != std::string_view::npos)
             return is_changed("dtype");
         return name == "keep-best" && now.val_every == 0;
     };
@@ -271,6 +275,9 @@ std::vector<std::string> differences(const CheckpointInfo& checkpoint, const Opt
                    checkpoint.directory.string(), checkpoint.progress.step, options.steps);
     }
     std::vector<std::string> notes = rate_that_rises(checkpoint, options);
+    if (options.steps > 0 && options.dtype == "fp16" && !options.loss_scale &&
+        !checkpoint.progress.loss_scale)
+        notes.emplace_back("the checkpoint has no loss scale, so it starts afresh");
     if (differs("val-data") && then["val-data"].is_null() != now["val-data"].is_null()) {
         notes.push_back(fmt::format(
             "--val-data is {}, but was {} in the checkpoint; without it, the last tenth of a training "

@@ -210,7 +210,16 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
 
     group("Precision and devices");
     setting("dtype", o.dtype, {"Compute in this format (default: bf16 on GPUs, fp32 on the CPU)"},
-            Choices{"fp32", "bf16"});
+            Choices{"fp32", "bf16", "fp16"});
+    setting("loss-scale", o.loss_scale,
+            {"With --dtype fp16, multiply the loss by N, a power of two (default: a scale that adapts)"},
+            any);
+    setting("initial-loss-scale", o.initial_loss_scale,
+            {"Begin with this scale (default: the larger of 65536 and the tokens of a step)"}, any);
+    setting("loss-scale-window", o.loss_scale_window, {"Double the scale after N steps without overflow"},
+            any);
+    setting("loss-scale-hysteresis", o.loss_scale_hysteresis,
+            {"Halve the scale from the N-th overflow since the last doubling on"}, any);
     setting("gradient-dtype", o.gradient_dtype,
             {"Keep and reduce gradients in this format; bf16 needs --dtype bf16"}, Choices{"fp32", "bf16"});
     setting("device", o.device, {"Compute on this device; auto uses GPUs if there are any"},

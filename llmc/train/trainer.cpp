@@ -48,7 +48,8 @@ Trainer::Trainer(const Options& options, const RunPlan& plan, Device& device, Co
       transfer_(device, store_, world, plan.spec.mesh, plan.parts),
       executor_(*plan.lists, device, groups, store_, bind(plan.activations, arenas_),
                 static_cast<int>(plan.micro_batches), options.overlap_grad_reduce),
-      schedule_(schedule_of(options)) {
+      schedule_(schedule_of(options)),
+      scaler_(options) {
     device.ops().set_workspace(arenas_[plan.workspace]);
     if (resumes) return;
     if (options.init.empty()) {
@@ -104,13 +105,14 @@ void Trainer::choose_algorithms(std::string_view earlier, std::int64_t prompt_to
 }
 
 AdamWStep Trainer::adamw_step() const {
-    const std::int64_t step = progress_.step + 1;
+    const std::int64_t step = progress_.applied() + 1;
     return {.step = step,
             .learning_rate = learning_rate(schedule_, step),
             .beta1 = options_.beta1,
             .beta2 = options_.beta2,
             .eps = options_.eps,
-            .max_grad_norm = options_.grad_clip};
+            .max_grad_norm = options_.grad_clip,
+            .loss_scale = scaler_.scale()};
 }
 
 std::optional<std::uint64_t> Trainer::rounding_seed() const {
@@ -132,16 +134,17 @@ StepMetrics Trainer::train_step(TrainingBatches& batches) {
     const auto global_tokens = static_cast<double>(plan_.spec.global_batch_tokens);
     executor_.run(plan_.training, {.load = std::ref(load),  // std::ref: allocates nothing
                                    .sequences = B,
-                                   .step = adamw.step,
-                                   .loss_scale = static_cast<float>(1.0 / global_tokens),
+                                   .step = progress_.step + 1,
+                                   .loss_scale = static_cast<float>(scaler_.scale() / global_tokens),
                                    .adamw = adamw,
                                    .before_update = before_update,
                                    .rounding_seed = rounding_seed()});
     const StepResults results = executor_.results();
     const double loss = results.loss_sum / global_tokens;
-    const double norm = std::sqrt(results.norm_squared);
+    const double norm = std::sqrt(results.norm_squared) / scaler_.scale();
+    const bool is_skipped = scaler_.scales() && std::isfinite(loss) && !std::isfinite(norm);
     const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
-    if (!std::isfinite(loss) || !std::isfinite(norm)) {
+    if (!is_skipped && (!std::isfinite(loss) || !std::isfinite(norm))) {
         const ForwardPasses passes = forward_passes(plan_.training.micro_batches, std::ref(load));
         user_error(
             "step {}: the loss is {} and the gradient's norm {}; the first tensor that is not finite is {}; "
@@ -150,18 +153,24 @@ StepMetrics Trainer::train_step(TrainingBatches& batches) {
             first_non_finite(plan_, arenas_, device_, store_, world_, passes), advice_if_not_finite());
     }
 
+    const double scale = scaler_.scale();
+    is_skipped ? scaler_.see_overflow(progress_.step + 1) : scaler_.see_good_step();
     progress_.step += 1;
     progress_.samples += plan_.global_sequences();
+    progress_.skipped += is_skipped ? 1 : 0;
+    progress_.loss_scale = scaler_.state();
     return {.step = progress_.step,
             .loss = loss,
-            .grad_norm = norm,
-            .learning_rate = learning_rate(schedule_, progress_.step),
+            .grad_norm = is_skipped ? std::nullopt : std::optional(norm),
+            .learning_rate = adamw.learning_rate,
             .tokens = tokens(),
             .tokens_per_second = global_tokens / elapsed.count(),
             .step_ms = 1e3 * elapsed.count(),
             .phase_ms = executor_.times(),
             .model_flops_utilization = model_flops_utilization(global_tokens / elapsed.count()),
-            .val_loss = {}};
+            .val_loss = {},
+            .loss_scale = scaler_.scales() ? std::optional(scale) : std::nullopt,
+            .skipped_steps = progress_.skipped};
 }
 
 std::optional<double> Trainer::model_flops_utilization(double tokens_per_second) const {
@@ -178,6 +187,7 @@ void Trainer::require_equal_replicas() {
 }
 
 std::string Trainer::advice_if_not_finite() const {
+    if (scaler_.scales()) return "the largest number in fp16 is 65504: give --dtype bf16, or a smaller --lr";
     constexpr std::string_view smaller_steps = "with a smaller --lr or more --warmup-steps";
     const bool updated = progress_.step > step_before_run_;
     if (has_checkpoint_) {
@@ -343,11 +353,13 @@ ForwardPasses Trainer::forward_passes(
 void Trainer::resume(const CheckpointInfo& checkpoint) {
     load_checkpoint(checkpoint, device_, store_, transfer_, plan_.spec.trains);
     progress_ = checkpoint.progress;
+    scaler_.restore(progress_.loss_scale);
+    progress_.loss_scale = scaler_.state();
     step_before_run_ = progress_.step;
     has_checkpoint_ = true;
     // The files hold the master weights. The parameters follow from them.
-    if (const auto seed = rounding_seed(); seed && progress_.step > 0)
-        store_.round_stochastically(*seed, progress_.step);
+    if (const auto seed = rounding_seed(); seed && progress_.applied() > 0)
+        store_.round_stochastically(*seed, progress_.applied());
     executor_.run(plan_.parameter_gathers, {});
 }
 

@@ -23,6 +23,7 @@
 #include "llmc/parallel/zero/unit_transfer.h"
 #include "llmc/plan/run_plan.h"
 #include "llmc/train/diagnosis.h"
+#include "llmc/train/loss_scale.h"
 #include "llmc/train/options.h"
 
 namespace llmc {
@@ -65,8 +66,8 @@ class Trainer {
     const std::string& algorithms() const { return algorithms_; }
 
     // Trains one step: loads this rank's micro-batches (RunPlan::share) and performs the list of actions.
-    // UserError on all ranks if the loss or the gradient is not finite; it names the first tensor that is
-    // not. UserError also if ranks that must have the same parameters or optimizer state differ, where
+    // In fp16, a step whose gradient overflowed is skipped: it counts, but changes nothing. Otherwise UserError on all
+    // ranks if the loss or the gradient is not finite; it names the first tensor that is not. UserError also if ranks that must have the same parameters or optimizer state differ, where
     // --check-replicas-every compares them.
     StepMetrics train_step(TrainingBatches& batches);
 
@@ -137,6 +138,7 @@ class Trainer {
     UnitTransfer transfer_;
     Executor executor_;
     Schedule schedule_;
+    LossScaler scaler_;
     Progress progress_;
     std::string algorithms_;
     std::int64_t step_before_run_ = 0;  // the last step before this run

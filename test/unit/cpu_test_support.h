@@ -42,6 +42,8 @@ class OwnedTensor {
                 return tensor_.as<float>()[i];
             case DType::bf16:
                 return to_float(tensor_.as<bfloat16>()[i]);
+            case DType::fp16:
+                return to_float(tensor_.as<float16>()[i]);
             case DType::fp64:
                 return tensor_.as<double>()[i];
             case DType::int32:
@@ -56,6 +58,9 @@ class OwnedTensor {
                 break;
             case DType::bf16:
                 tensor_.as<bfloat16>()[i] = to_bfloat16(static_cast<float>(value));
+                break;
+            case DType::fp16:
+                tensor_.as<float16>()[i] = to_float16(static_cast<float>(value));
                 break;
             case DType::fp64:
                 tensor_.as<double>()[i] = value;

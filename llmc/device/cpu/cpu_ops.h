@@ -124,6 +124,11 @@ class CpuOps final : public Ops, public DeviceSizes {
     void bias_gradient(const Tensor& dbias, const Tensor& dout) const;
 
     int threads_;
+    // Whether oneDNN multiplies matrices of this dtype as they are.
+    bool is_native(DType dtype) const {
+        return dtype == DType::fp32 || (dtype == DType::bf16 && native_bf16_);
+    }
+
     bool native_bf16_;
     Tensor workspace_;
     std::unique_ptr<Products> products_;

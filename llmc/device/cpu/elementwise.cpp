@@ -52,6 +52,8 @@ void CpuOps::fill(const Tensor& out, float value) {
             return fill_as(value);
         case DType::bf16:
             return fill_as(to_bfloat16(value));
+        case DType::fp16:
+            return fill_as(to_float16(value));
         case DType::fp64:
             return fill_as(double{value});
         case DType::int32:

@@ -14,6 +14,8 @@ namespace {
 
 std::int64_t largest(const MatmulSizes& s) { return std::max({s.rows, s.in_channels, s.out_channels}); }
 
+float plain(float sum, std::int64_t, std::int64_t) { return sum; }
+
 }  // namespace
 
 void CpuOps::matmul_forward(const Tensor& out, const Tensor& in, const Tensor& weight, const Tensor& bias,
@@ -22,21 +24,22 @@ void CpuOps::matmul_forward(const Tensor& out, const Tensor& in, const Tensor& w
 
     const Matrix sums(pre_gelu ? pre_gelu : out);
     const Matrix weight_transposed = Matrix(weight).transposed();
-    if (out.dtype == DType::fp32 || native_bf16_) {
+    if (is_native(out.dtype)) {
         products_->multiply(sums, Matrix(in), weight_transposed, Into::overwrite, bias.data);
     } else {
-        WidenedProduct product(*products_, threads_, native_bf16_,
+        WidenedProduct product(*products_, threads_, false,
                                workspace(WidenedProduct::floats(largest(sizes))));
-        const auto plain = [](float sum, std::int64_t, std::int64_t) { return sum; };
-        const auto with_bias = [b = bias ? bias.as<bfloat16>() : nullptr](float sum, std::int64_t,
-                                                                          std::int64_t column) {
-            return sum + to_float(b[column]);
-        };
-        if (bias) {
-            product.overwrite(sums, Matrix(in), weight_transposed, with_bias);
-        } else {
-            product.overwrite(sums, Matrix(in), weight_transposed, plain);
-        }
+        with_dtype(out.dtype, [&](auto element) {
+            using X = decltype(element);
+            if (bias) {
+                product.overwrite<X>(sums, Matrix(in), weight_transposed,
+                                     [b = bias.as<X>()](float sum, std::int64_t, std::int64_t column) {
+                                         return sum + to_float(b[column]);
+                                     });
+            } else {
+                product.overwrite<X>(sums, Matrix(in), weight_transposed, plain);
+            }
+        });
     }
     if (pre_gelu) gelu_forward(out, pre_gelu);
 }
@@ -48,11 +51,11 @@ void CpuOps::matmul_backward(const Tensor& din, const Tensor& dweight, const Ten
 
     const bool fp32 = dout.dtype == DType::fp32;
     float* const scratch = fp32 ? nullptr : workspace(WidenedProduct::floats(largest(sizes)));
-    WidenedProduct widened(*products_, threads_, native_bf16_, scratch);
+    WidenedProduct widened(*products_, threads_, is_native(dout.dtype), scratch);
     if (dweight) {
         const Matrix dw(dweight.view({sizes.out_channels, sizes.in_channels}));
         const Matrix dout_transposed = Matrix(dout).transposed();
-        if (fp32 || native_bf16_) {
+        if (is_native(dout.dtype)) {
             products_->multiply(dw, dout_transposed, Matrix(in), Into::accumulate);
         } else {
             widened.accumulate(dw, dout_transposed, Matrix(in));
@@ -67,16 +70,20 @@ void CpuOps::matmul_backward(const Tensor& din, const Tensor& dweight, const Ten
         if (pre_gelu) gelu_backward(din, din, pre_gelu);
     } else if (pre_gelu) {
         // The product stays in fp32 until it is multiplied by GELU', so that it is rounded only once.
-        const auto times_derivative = [x = pre_gelu.as<bfloat16>(), columns = sizes.in_channels](
-                                          float sum, std::int64_t row, std::int64_t column) {
-            return sum * gelu_derivative(to_float(x[row * columns + column]));
-        };
-        widened.overwrite(dx, Matrix(dout), Matrix(weight), times_derivative);
-    } else if (native_bf16_) {
+        with_dtype(dout.dtype, [&](auto element) {
+            using X = decltype(element);
+            const auto times_derivative = [x = pre_gelu.as<X>(), columns = sizes.in_channels](
+                                              float sum, std::int64_t row, std::int64_t column) {
+                return sum * gelu_derivative(to_float(x[row * columns + column]));
+            };
+            widened.overwrite<X>(dx, Matrix(dout), Matrix(weight), times_derivative);
+        });
+    } else if (is_native(dout.dtype)) {
         products_->multiply(dx, Matrix(dout), Matrix(weight));
     } else {
-        widened.overwrite(dx, Matrix(dout), Matrix(weight),
-                          [](float sum, std::int64_t, std::int64_t) { return sum; });
+        with_dtype(dout.dtype, [&](auto element) {
+            widened.overwrite<decltype(element)>(dx, Matrix(dout), Matrix(weight), plain);
+        });
     }
 }
 

@@ -29,6 +29,7 @@ struct Coefficients {
         if (step.max_grad_norm > 0.0) {
             clip = static_cast<float>(std::min(1.0, step.max_grad_norm / (norm + 1e-6)));
         }
+        clip = static_cast<float>(clip / step.loss_scale);
     }
 
     float beta1, beta2, one_minus_beta1, one_minus_beta2, eps;
@@ -56,9 +57,10 @@ void update(float* w, float* m, float* v, const Gradient* gradients, std::int64_
     }
 }
 
-void round_to_nearest(bfloat16* to, const float* from, std::int64_t begin, std::int64_t end) {
+template <class X>
+void round_to_nearest(X* to, const float* from, std::int64_t begin, std::int64_t end) {
 #pragma omp simd
-    for (std::int64_t i = begin; i < end; ++i) to[i] = to_bfloat16(from[i]);
+    for (std::int64_t i = begin; i < end; ++i) to[i] = from_float<X>(from[i]);
 }
 
 }  // namespace
@@ -106,7 +108,7 @@ void CpuOps::adamw(const Tensor& parameters, const Tensor& master, const Tensor&
 
     const double squared = *norm_squared.as<double>();
     if (!std::isfinite(squared)) return;
-    const Coefficients coefficients(step, std::sqrt(squared));
+    const Coefficients coefficients(step, std::sqrt(squared) / step.loss_scale);
     float* const w = master.as<float>();
     with_dtype(gradients.dtype, [&](auto element) {
         using Gradient = decltype(element);
@@ -119,8 +121,10 @@ void CpuOps::adamw(const Tensor& parameters, const Tensor& master, const Tensor&
                        coefficients);
                 if (rounding) {
                     round_stochastically(parameters.as<bfloat16>(), w, begin, end, *rounding, step.step);
-                } else if (parameters.dtype == DType::bf16) {
-                    round_to_nearest(parameters.as<bfloat16>(), w, begin, end);
+                } else if (parameters.dtype != DType::fp32) {
+                    with_dtype(parameters.dtype, [&](auto x) {
+                        round_to_nearest(parameters.as<decltype(x)>(), w, begin, end);
+                    });
                 }
             }
         });

@@ -45,7 +45,17 @@ bool processor_has(dnnl::cpu_isa isa) {
 }
 
 dnnl::memory::data_type data_type(DType dtype) {
-    return dtype == DType::bf16 ? dnnl::memory::data_type::bf16 : dnnl::memory::data_type::f32;
+    switch (dtype) {
+        case DType::fp32:
+            return dnnl::memory::data_type::f32;
+        case DType::bf16:
+            return dnnl::memory::data_type::bf16;
+        case DType::fp16:  // oneDNN 2.6 has no such products on CPUs
+        case DType::fp64:
+        case DType::int32:
+            break;
+    }
+    programming_error("a product in fp32 or bf16");
 }
 
 dnnl::memory::desc description(const Matrix& m) {

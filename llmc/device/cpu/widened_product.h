@@ -1,5 +1,5 @@
-// Products of bf16 matrices that are partly computed in fp32. Without bf16 instructions the whole product is
-// in fp32. With them, only the result is in fp32, until it is rounded. The fp32 values are computed a part at
+// Products of 16-bit matrices that are partly computed in fp32. Without instructions for their dtype the whole product
+// is in fp32. With them, only the result is in fp32, until it is rounded. The fp32 values are computed a part at
 // a time, so the workspace is small for any shapes.
 #pragma once
 
@@ -14,8 +14,9 @@ namespace llmc::cpu {
 class WidenedProduct {
   public:
     // `workspace` holds floats(n), where n is the most rows or columns of any matrix of the product.
-    WidenedProduct(Products& products, int threads, bool native_bf16, float* workspace)
-        : products_(products), threads_(threads), native_(native_bf16), workspace_(workspace) {}
+    // `is_native`: whether the processor has instructions for the matrices' dtype.
+    WidenedProduct(Products& products, int threads, bool is_native, float* workspace)
+        : products_(products), threads_(threads), native_(is_native), workspace_(workspace) {}
 
     // Three tiles: one each of the result, a and b. If only the result is in fp32, the result uses the memory of
     // all three.
@@ -32,8 +33,8 @@ class WidenedProduct {
         });
     }
 
-    // c = finish(a b), with c in bf16. finish(sum, row, column) takes an element of a b before it is rounded
-    template <class Finish>
+    // c = finish(a b), with c in X. finish(sum, row, column) takes an element of a b before it is rounded
+    template <class X, class Finish>
     void overwrite(const Matrix& c, const Matrix& a, const Matrix& b, const Finish& finish) {
         for_parts(c, [&](std::int64_t row, std::int64_t rows, std::int64_t column, std::int64_t columns) {
             const Matrix sums(workspace_, rows, columns);
@@ -42,10 +43,10 @@ class WidenedProduct {
             const Matrix to = c.part(row, rows, column, columns);
             parallel_for(threads_, rows, [&](std::int64_t i) {
                 const float* sum = reinterpret_cast<const float*>(sums.data) + i * sums.row_stride;
-                bfloat16* result = reinterpret_cast<bfloat16*>(to.data) + i * to.row_stride;
+                X* result = reinterpret_cast<X*>(to.data) + i * to.row_stride;
 #pragma omp simd
                 for (std::int64_t j = 0; j < columns; ++j) {
-                    result[j] = to_bfloat16(finish(sum[j], row + i, column + j));
+                    result[j] = from_float<X>(finish(sum[j], row + i, column + j));
                 }
             });
         });
@@ -86,11 +87,13 @@ class WidenedProduct {
     // m in fp32, in the same storage order.
     Matrix widened(const Matrix& m, float* to) const {
         if (m.column_stride != 1) return widened(m.transposed(), to).transposed();
-        parallel_for(threads_, m.rows, [&](std::int64_t i) {
-            const bfloat16* from = reinterpret_cast<const bfloat16*>(m.data) + i * m.row_stride;
-            float* wide = to + i * m.columns;
+        with_dtype(m.dtype, [&](auto element) {
+            parallel_for(threads_, m.rows, [&](std::int64_t i) {
+                const auto* from = reinterpret_cast<const decltype(element)*>(m.data) + i * m.row_stride;
+                float* wide = to + i * m.columns;
 #pragma omp simd
-            for (std::int64_t j = 0; j < m.columns; ++j) wide[j] = to_float(from[j]);
+                for (std::int64_t j = 0; j < m.columns; ++j) wide[j] = to_float(from[j]);
+            });
         });
         return {to, m.rows, m.columns};
     }

@@ -16,7 +16,20 @@ void check_lt(cublasStatus_t status, std::string_view call) {
         programming_error(fmt::format("{}: cuBLASLt says {}", call, cublasLtGetStatusString(status)));
 }
 
-cudaDataType_t type_of(DType dtype) { return dtype == DType::bf16 ? CUDA_R_16BF : CUDA_R_32F; }
+cudaDataType_t type_of(DType dtype) {
+    switch (dtype) {
+        case DType::fp32:
+            return CUDA_R_32F;
+        case DType::bf16:
+            return CUDA_R_16BF;
+        case DType::fp16:
+            return CUDA_R_16F;
+        case DType::fp64:
+        case DType::int32:
+            break;
+    }
+    programming_error("a product in a compute dtype");
+}
 
 // The alignment of an address, up to 256: the most that cuBLASLt's heuristics can use.
 int alignment_of(const void* address) {

@@ -125,8 +125,9 @@ void CudaOps::fill(const Tensor& out, float value) {
             return fill_as(from_float<bf16>(value));
         case DType::int32:
             return fill_as(static_cast<std::int32_t>(value));
+        case DType::fp16:
         case DType::fp64:
-            programming_error("on a GPU, fp64 tensors are filled with 0 only");
+            programming_error("on a GPU, fp16 and fp64 tensors are filled with 0 only");
     }
 }
 
