@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "llmc/core/error.h"
+#include "llmc/core/text.h"
 
 namespace llmc {
 

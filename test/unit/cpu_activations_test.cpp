@@ -148,7 +148,7 @@ TEST_P(CpuActivations, SoftCapEqualsTheFunctionForEveryElement) {
     EXPECT_THROW(ops->soft_cap(out, OwnedTensor(X, {3}), 15.0F), ProgrammingError);
 }
 
-INSTANTIATE_TEST_SUITE_P(DTypes, CpuActivations, testing::Values(DType::fp32, DType::bf16),
+INSTANTIATE_TEST_SUITE_P(DTypes, CpuActivations, testing::Values(DType::fp32, DType::bf16, DType::fp16),
                          [](const auto& param) { return std::string(name_of(param.param)); });
 
 }  // namespace

@@ -163,7 +163,7 @@ TEST_P(CpuClassifierTerms, DefaultsAreNoTerms) {
     EXPECT_THROW(ops->fused_classifier(with, same, ids, V, scale, true, {.z_loss = -1.0F}), ProgrammingError);
 }
 
-INSTANTIATE_TEST_SUITE_P(DTypes, CpuClassifierTerms, testing::Values(DType::fp32, DType::bf16),
+INSTANTIATE_TEST_SUITE_P(DTypes, CpuClassifierTerms, testing::Values(DType::fp32, DType::bf16, DType::fp16),
                          [](const auto& param) { return std::string(name_of(param.param)); });
 
 }  // namespace

@@ -202,7 +202,7 @@ TEST_P(CpuThreads, BitsDoNotDependOnThem) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(DTypes, CpuThreads, testing::Values(DType::fp32, DType::bf16),
+INSTANTIATE_TEST_SUITE_P(DTypes, CpuThreads, testing::Values(DType::fp32, DType::bf16, DType::fp16),
                          [](const auto& param) { return std::string(name_of(param.param)); });
 
 }  // namespace

@@ -276,7 +276,7 @@ TEST_P(CpuHeadNorm, BitsDoNotDependOnThreads) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(DTypes, CpuHeadNorm, testing::Values(DType::fp32, DType::bf16),
+INSTANTIATE_TEST_SUITE_P(DTypes, CpuHeadNorm, testing::Values(DType::fp32, DType::bf16, DType::fp16),
                          [](const auto& param) { return std::string(name_of(param.param)); });
 
 }  // namespace

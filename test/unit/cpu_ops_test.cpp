@@ -348,10 +348,10 @@ TEST_P(CpuOperations, ClassifierOfExtremeLogitsIsFinite) {
     const std::int64_t V = 37;
     OwnedTensor logits(X, {4, 128});
     for (std::int64_t v = 0; v < V; ++v) {
-        logits.set(v, v == 3 ? 9984.0 : -9984.0);        // the target is the greatest
-        logits.set(128 + v, v == 3 ? -9984.0 : 9984.0);  // the target is the least
-        logits.set(256 + v, 9984.0);                     // all equal
-        logits.set(384 + v, v == 3 ? 3e38 : -3e38);      // differences overflow
+        logits.set(v, v == 3 ? 9984.0 : -9984.0);                              // the target is the greatest
+        logits.set(128 + v, v == 3 ? -9984.0 : 9984.0);                        // the target is the least
+        logits.set(256 + v, 9984.0);                                           // all equal
+        logits.set(384 + v, v == 3 ? largest_number(X) : -largest_number(X));  // differences overflow
     }
     const OwnedTensor targets = filled(DType::int32, {4}, 3);
     check_classifier(X, logits, targets, V, 0.5F);
@@ -417,8 +417,7 @@ TEST_P(CpuOperations, AccumulateRoundsOnce) {
 TEST_P(CpuOperations, AllFiniteFindsEveryNanAndInfinity) {
     Operations ops;
     for (const std::int64_t n : {1, 13, 64, 1001}) {
-        OwnedTensor x =
-            filled(X, {n}, X == DType::fp32 ? double{std::numeric_limits<float>::max()} : 0x1.fep127);
+        OwnedTensor x = filled(X, {n}, largest_number(X));
         OwnedTensor flag = filled(DType::int32, {1}, 7);
         ops->all_finite(flag, x);
         EXPECT_EQ(flag.get(0), 1.0);
@@ -490,7 +489,7 @@ TEST(CpuFill, EveryDtype) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(DTypes, CpuOperations, testing::Values(DType::fp32, DType::bf16),
+INSTANTIATE_TEST_SUITE_P(DTypes, CpuOperations, testing::Values(DType::fp32, DType::bf16, DType::fp16),
                          [](const auto& param) { return std::string(name_of(param.param)); });
 
 }  // namespace

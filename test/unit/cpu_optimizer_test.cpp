@@ -91,7 +91,7 @@ struct State {
           m(normal(DType::fp32, {n}, "m", 0.1)),
           v(normal(DType::fp32, {n}, "v", 0.1)),
           gradients(normal(DType::fp32, {n}, "gradients")),
-          rounded(dtype == DType::bf16 ? garbage(DType::bf16, {n}) : OwnedTensor(DType::bf16, {0})) {
+          rounded(dtype == DType::fp32 ? OwnedTensor(dtype, {0}) : garbage(dtype, {n})) {
         for (std::int64_t i = 0; i < n; ++i) v.set(i, std::fabs(v.get(i)));
     }
     Tensor parameters() const { return rounded->elements() > 0 ? *rounded : *master; }
@@ -159,7 +159,9 @@ class CpuAdamW : public testing::TestWithParam<DType> {
         for (const AdamWSegment& segment : segments) {
             for (std::int64_t i = segment.begin; i < segment.end; ++i) {
                 const float master = static_cast<float>(state.master.get(i));
-                ASSERT_EQ(state.rounded.get(i), to_float(to_bfloat16(master))) << i;
+                with_dtype(X, [&](auto x) {
+                    ASSERT_EQ(state.rounded.get(i), to_float(from_float<decltype(x)>(master))) << i;
+                });
             }
         }
         EXPECT_TRUE(std::isnan(state.rounded.get(50))) << "padding is left alone";
@@ -341,7 +343,7 @@ TEST(CpuStochasticRounding, WrongArgumentsAreRefused) {
     EXPECT_THROW(state.step(1.0, {&all, 1}, default_step, StochasticRounding{1, 2}), ProgrammingError);
 }
 
-INSTANTIATE_TEST_SUITE_P(DTypes, CpuAdamW, testing::Values(DType::fp32, DType::bf16),
+INSTANTIATE_TEST_SUITE_P(DTypes, CpuAdamW, testing::Values(DType::fp32, DType::bf16, DType::fp16),
                          [](const auto& param) { return std::string(name_of(param.param)); });
 
 }  // namespace

@@ -214,10 +214,10 @@ TEST_P(CpuClassifierParts, GiveTheLossesAndGradientsOfTheWhole) {
 TEST_P(CpuClassifierParts, OfExtremeLogitsAreFinite) {
     OwnedTensor logits(X, {4, 24});
     for (std::int64_t v = 0; v < 24; ++v) {
-        logits.set(v, v == 3 ? 9984.0 : -9984.0);       // the target is the greatest
-        logits.set(24 + v, v == 3 ? -9984.0 : 9984.0);  // the target is the least
-        logits.set(48 + v, 9984.0);                     // all equal
-        logits.set(72 + v, v == 3 ? 3e38 : -3e38);      // differences overflow
+        logits.set(v, v == 3 ? 9984.0 : -9984.0);                             // the target is the greatest
+        logits.set(24 + v, v == 3 ? -9984.0 : 9984.0);                        // the target is the least
+        logits.set(48 + v, 9984.0);                                           // all equal
+        logits.set(72 + v, v == 3 ? largest_number(X) : -largest_number(X));  // differences overflow
     }
     compare(logits, filled(DType::int32, {4}, 3), {{4, 10, 10}});
 }
@@ -281,9 +281,9 @@ TEST(CpuCopy, EveryBitOfEveryDtype) {
     EXPECT_THROW(ops->copy(out, {}), ProgrammingError);
 }
 
-INSTANTIATE_TEST_SUITE_P(DTypes, CpuClassifierParts, testing::Values(DType::fp32, DType::bf16),
+INSTANTIATE_TEST_SUITE_P(DTypes, CpuClassifierParts, testing::Values(DType::fp32, DType::bf16, DType::fp16),
                          [](const auto& param) { return std::string(name_of(param.param)); });
-INSTANTIATE_TEST_SUITE_P(DTypes, CpuParts, testing::Values(DType::fp32, DType::bf16),
+INSTANTIATE_TEST_SUITE_P(DTypes, CpuParts, testing::Values(DType::fp32, DType::bf16, DType::fp16),
                          [](const auto& param) { return std::string(name_of(param.param)); });
 
 }  // namespace

@@ -201,7 +201,7 @@ TEST_P(CpuRmsnorm, RefusesWrongShapes) {
     EXPECT_THROW(ops->rmsnorm_backward(out, dweight, x, x, weight, rstd), ProgrammingError);
 }
 
-INSTANTIATE_TEST_SUITE_P(DTypes, CpuRmsnorm, testing::Values(DType::fp32, DType::bf16),
+INSTANTIATE_TEST_SUITE_P(DTypes, CpuRmsnorm, testing::Values(DType::fp32, DType::bf16, DType::fp16),
                          [](const auto& param) { return std::string(name_of(param.param)); });
 
 }  // namespace

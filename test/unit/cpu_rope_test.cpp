@@ -102,7 +102,7 @@ TEST_P(CpuRope, BitsDoNotDependOnThreads) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(DTypes, CpuRope, testing::Values(DType::fp32, DType::bf16),
+INSTANTIATE_TEST_SUITE_P(DTypes, CpuRope, testing::Values(DType::fp32, DType::bf16, DType::fp16),
                          [](const auto& param) { return std::string(name_of(param.param)); });
 
 }  // namespace

@@ -19,7 +19,9 @@ namespace llmc::cpu_test {
 
 // Unit roundoff u: rounding to nearest changes x by at most u |x|.
 inline constexpr double u32 = 0x1p-24;
-inline double roundoff(DType dtype) { return dtype == DType::bf16 ? 0x1p-8 : u32; }
+inline double roundoff(DType dtype) {
+    return dtype == DType::bf16 ? 0x1p-8 : dtype == DType::fp16 ? 0x1p-11 : u32;
+}
 
 // A tensor that owns exactly as much memory as its size, so that the address sanitizer sees accesses past its
 // ends.
@@ -126,14 +128,14 @@ struct Arithmetic {
     bool native_bf16;
 
     std::string name() const {
-        if (dtype == DType::fp32) return "fp32";
+        if (dtype != DType::bf16) return std::string(name_of(dtype));
         return native_bf16 ? "bf16" : "bf16_widened";
     }
 };
 
 // All ways that this processor supports.
 inline std::vector<Arithmetic> arithmetics() {
-    std::vector<Arithmetic> all = {{DType::fp32, false}, {DType::bf16, false}};
+    std::vector<Arithmetic> all = {{DType::fp32, false}, {DType::bf16, false}, {DType::fp16, false}};
     if (cpu::processor_has_bf16()) all.push_back({DType::bf16, true});
     return all;
 }
@@ -162,15 +164,25 @@ class Operations {
     std::unique_ptr<OwnedTensor> workspace_;
 };
 
-// |result_i - reference_i| <= bound(i) for every element. A NaN is never close. Reports the worst element.
+// The largest number of a compute dtype, or one near it.
+inline double largest_number(DType dtype) {
+    return dtype == DType::fp16 ? 65504.0 : dtype == DType::bf16 ? 0x1.fep127 : 0x1.fffffep127;
+}
+
+// What rounding to a dtype adds to a relative bound: in fp16, numbers below 2^-14 are multiples of 2^-24.
+inline double subnormal_rounding(DType dtype) { return dtype == DType::fp16 ? 0x1p-25 : 0.0; }
+
+// |result_i - reference_i| <= bound(i), and the rounding of a subnormal, for every element. A NaN is never close. Reports
+// the worst element.
 inline void expect_close(const OwnedTensor& result, const std::vector<double>& reference,
                          const std::function<double(std::size_t)>& bound, const std::string& what) {
     ASSERT_EQ(static_cast<std::size_t>(result->elements()), reference.size()) << what;
+    const double rounding = subnormal_rounding(result->dtype);
     double worst = -1.0;
     std::size_t at = 0;
     for (std::size_t i = 0; i < reference.size(); ++i) {
         const double error = std::fabs(result.get(static_cast<std::int64_t>(i)) - reference[i]);
-        const double ratio = error == 0.0 ? 0.0 : error / bound(i);
+        const double ratio = error == 0.0 ? 0.0 : error / (bound(i) + rounding);
         if (!(ratio <= worst)) {
             worst = std::isnan(ratio) ? INFINITY : ratio;
             at = i;

@@ -113,7 +113,7 @@ TEST_P(CpuGelu, BackwardMayWriteOverTheGradient) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(DTypes, CpuGelu, testing::Values(DType::fp32, DType::bf16),
+INSTANTIATE_TEST_SUITE_P(DTypes, CpuGelu, testing::Values(DType::fp32, DType::bf16, DType::fp16),
                          [](const auto& param) { return std::string(name_of(param.param)); });
 
 }  // namespace

@@ -30,7 +30,8 @@ TEST(Float16, EveryValueIsExactInFp32) {
             EXPECT_TRUE(std::isnan(to_float(half)));
             EXPECT_TRUE(std::isnan(to_float(to_float16(to_float(half)))));
         } else {
-            EXPECT_EQ(std::bit_cast<std::uint32_t>(to_float(half)), std::bit_cast<std::uint32_t>(expected)) << bits;
+            EXPECT_EQ(std::bit_cast<std::uint32_t>(to_float(half)), std::bit_cast<std::uint32_t>(expected))
+                << bits;
             EXPECT_EQ(to_float16(to_float(half)).bits, half.bits);
         }
     }
@@ -42,7 +43,8 @@ TEST(Float16, RoundsToNearestEven) {
         expect_rounds_alike(to_float(bfloat16{static_cast<std::uint16_t>(bits)}));
     for (std::uint16_t bits = 0; bits < 0x7c00; ++bits) {
         const float low = to_float(float16{bits});
-        const float high = bits == 0x7bff ? 65536.0F : to_float(float16{static_cast<std::uint16_t>(bits + 1)});
+        const float high =
+            bits == 0x7bff ? 65536.0F : to_float(float16{static_cast<std::uint16_t>(bits + 1)});
         const float middle = low + (high - low) / 2;
         for (const float x : {std::nextafter(middle, 0.0F), middle, std::nextafter(middle, 1e30F)}) {
             expect_rounds_alike(x);
