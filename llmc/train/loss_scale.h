@@ -1,6 +1,6 @@
-// Loss scaling for fp16 (Micikevicius et al. 2018, "Mixed precision training"): the loss is multiplied by S, a power of
-// two, so that few gradients of activations lie below fp16's 2^-24. If one overflows, the gradient's norm is not finite;
-// the step is skipped, and S halved.
+// Loss scaling for fp16 (Micikevicius et al. 2018, "Mixed precision training"): the loss is multiplied by S, a power
+// of two, so that few gradients of activations lie below fp16's 2^-24. If one overflows, the gradient's norm is not
+// finite; the step is skipped, and S halved.
 #pragma once
 
 #include <cstdint>

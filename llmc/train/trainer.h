@@ -65,10 +65,10 @@ class Trainer {
     // The algorithms of all stages (Device::choices).
     const std::string& algorithms() const { return algorithms_; }
 
-    // Trains one step: loads this rank's micro-batches (RunPlan::share) and performs the list of actions.
-    // In fp16, a step whose gradient overflowed is skipped: it counts, but changes nothing. Otherwise UserError on all
-    // ranks if the loss or the gradient is not finite; it names the first tensor that is not. UserError also if ranks that must have the same parameters or optimizer state differ, where
-    // --check-replicas-every compares them.
+    // Trains one step: loads this rank's micro-batches (RunPlan::share) and performs the list of actions. In fp16, a
+    // step whose gradient overflowed is skipped: it counts, but changes nothing. Otherwise UserError on all ranks if
+    // the loss or the gradient is not finite; it names the first tensor that is not. UserError also if ranks that must
+    // have the same parameters or optimizer state differ, where --check-replicas-every compares them.
     StepMetrics train_step(TrainingBatches& batches);
 
     // Whether the times of actions are measured (step_streams.h), and the times of the last step's actions.

@@ -172,8 +172,8 @@ inline double largest_number(DType dtype) {
 // What rounding to a dtype adds to a relative bound: in fp16, numbers below 2^-14 are multiples of 2^-24.
 inline double subnormal_rounding(DType dtype) { return dtype == DType::fp16 ? 0x1p-25 : 0.0; }
 
-// |result_i - reference_i| <= bound(i), and the rounding of a subnormal, for every element. A NaN is never close. Reports
-// the worst element.
+// |result_i - reference_i| <= bound(i), and the rounding of a subnormal, for every element. A NaN is never close.
+// Reports the worst element.
 inline void expect_close(const OwnedTensor& result, const std::vector<double>& reference,
                          const std::function<double(std::size_t)>& bound, const std::string& what) {
     ASSERT_EQ(static_cast<std::size_t>(result->elements()), reference.size()) << what;
