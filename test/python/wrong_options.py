@@ -118,7 +118,7 @@ OPTIONS = [
          ["--virtual-stages 2 needs --pipeline-schedule interleaved, but --pipeline-schedule is 1f1b"], ranks=(2,)),
     Case("a schedule without the chunks that it needs", ["--pipeline-parallel=2", "--pipeline-schedule=interleaved", "--virtual-stages=1"],
          ["interleaved needs --virtual-stages 2 or more", "try --pipeline-schedule 1f1b"], ranks=(2,)),
-    Case("no such dtype", ["--dtype=fp16"], ["--dtype: unknown value 'fp16'; choose one of: fp32, bf16"]),
+    Case("no such dtype", ["--dtype=fp8"], ["--dtype: unknown value 'fp8'; choose one of: fp32, bf16, fp16"]),
     Case("device that was not built in", ["--device=cuda"], ["--device cpu"]),
     Case("negative learning rate", ["--lr=-1"], ["--lr -1 is out of range; give 0 to"], ranks=(1, 2, 4)),
     Case("negative learning rate, apart", ["--lr", "-1"], ["--lr -1 is out of range"]),
