@@ -1,6 +1,7 @@
 // The element types of tensors, and the 16-bit ones on the host.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstddef>
@@ -31,14 +32,20 @@ struct float16 {
 inline float to_float(bfloat16 x) { return std::bit_cast<float>(std::uint32_t{x.bits} << 16); }
 inline float to_float(float x) { return x; }
 
-// Exact. Without branches, so that loops over it are vectorized, and without subnormal fp32, which are slow.
+// condition ? a : b. Of a plain choice the compiler may make a branch, and then does not vectorize the loop around it.
+inline std::uint32_t select(bool condition, std::uint32_t a, std::uint32_t b) {
+    const std::uint32_t mask = condition ? ~0U : 0U;
+    return (a & mask) | (b & ~mask);
+}
+
+// Exact. Loops over it are vectorized, and no fp32 number is subnormal, which would be slow.
 inline float to_float(float16 x) {
     constexpr std::uint32_t bias = 112U << 23;  // that of fp32 less that of fp16
     const std::uint32_t magnitude = x.bits & 0x7fffU, sign = (x.bits & 0x8000U) << 16;
-    const std::uint32_t normal = (magnitude << 13) + (magnitude < 0x7c00U ? bias : 2 * bias);
+    const std::uint32_t normal = (magnitude << 13) + bias + select(magnitude < 0x7c00U, 0, bias);
     const auto subnormal =
         std::bit_cast<std::uint32_t>(static_cast<float>(static_cast<std::int32_t>(magnitude)) * 0x1p-24F);
-    return std::bit_cast<float>((magnitude < 0x400U ? subnormal : normal) | sign);
+    return std::bit_cast<float>(select(magnitude < 0x400U, subnormal, normal) | sign);
 }
 
 // Rounds to nearest, ties to even. A NaN stays a NaN. Without its low bits the payload could be all zero, so
@@ -50,21 +57,21 @@ inline bfloat16 to_bfloat16(float x) {
     return {static_cast<std::uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded)};
 }
 
-// Rounds to nearest, ties to even; from 65520 on to infinity. A NaN stays a NaN.
+// Rounds to nearest, ties to even; from 65520 on to infinity. A NaN stays a NaN. Loops over it are vectorized.
 inline float16 to_float16(float x) {
-    constexpr std::uint32_t smallest_normal = 0x38800000U /* 2^-14 */, overflow = 0x477ff000U /* 65520 */,
-                            infinity = 0x7f800000U, half = 0x3f000000U;
+    constexpr std::uint32_t smallest_normal = 0x38800000U /* 2^-14 */, infinity = 0x7f800000U,
+                            infinity_fp16 = 0x7c00U, half = 0x3f000000U;
     const auto bits = std::bit_cast<std::uint32_t>(x);
     const std::uint32_t sign = bits >> 16 & 0x8000U, magnitude = bits & 0x7fffffffU;
-    const std::uint32_t normal =
+    const std::uint32_t rounded =
         (magnitude + 0xfffU + (magnitude >> 13 & 1U) - (smallest_normal - (1U << 23))) >> 13;
+    const std::uint32_t normal = std::min(rounded, infinity_fp16);
     // The last bit of a number from 1/2 to 1 is 2^-24: the sum rounds x to a multiple of it.
     const std::uint32_t subnormal =
         std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5F) - half;
-    std::uint32_t result = magnitude < smallest_normal ? subnormal : normal;
-    result = magnitude >= overflow ? 0x7c00U : result;
-    result = magnitude > infinity ? 0x7e00U : result;
-    return {static_cast<std::uint16_t>(result | sign)};
+    const std::uint32_t quiet_nan = (infinity - magnitude) >> 31 << 9;  // of the magnitudes above infinity
+    return {static_cast<std::uint16_t>(select(magnitude < smallest_normal, subnormal, normal) | quiet_nan |
+                                       sign)};
 }
 
 template <class T>

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "llmc/core/error.h"
-#include "llmc/data/data.h"
 #include "llmc/device/device.h"
 #include "llmc/parallel/step/executor.h"
 #include "llmc/plan/run_plan.h"
@@ -182,19 +181,9 @@ TEST(Replicas, OfTheTiedWeightsThatDifferAreNamed) {
 
 // ---- --check-replicas-every
 
-constexpr std::int64_t context = 8, bytes = 256;
-
-// One instance for all runs.
-const Data& stories() {
-    static const Data data =
-        open_data({.train_data = {}, .val_data = {}, .vocabulary = bytes, .sequence_length = context});
-    return data;
-}
-
-// A run with batches of the stories.
-class TrainingRun : public test::TrainerRun {
+class TrainingRun : public test::StoriesRun {
   public:
-    using TrainerRun::TrainerRun;
+    using StoriesRun::StoriesRun;
 
     // The message of the comparison in a step, or nothing if no difference is found.
     std::string step_with_comparison() {
@@ -208,16 +197,11 @@ class TrainingRun : public test::TrainerRun {
         options().check_replicas_every = 0;
         return message;
     }
-    void step() { trainer().train_step(batches_); }
     std::optional<std::string> difference() {
         return differing_replica(device(), trainer().store(), world());
     }
     const ParameterStore& store() { return trainer().store(); }
     const Sharding& sharding() const { return mesh().sharding; }
-
-  private:
-    TrainingSamples samples_{*stories().training, context, options().seed};
-    TrainingBatches batches_{samples_, plan().share(), context};
 };
 
 // A weight that changes between steps on the last rank: one that this rank updates (in its shard), or one

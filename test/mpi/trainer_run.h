@@ -1,4 +1,4 @@
-// A run of the program on all ranks with given options, without data and files, for tests of its trainer.
+// A run of the program on all ranks with given options, without files, for tests of its trainer.
 #pragma once
 
 #include <memory>
@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "llmc/data/data.h"
+#include "llmc/data/training_batches.h"
 #include "llmc/plan/run_plan.h"
 #include "llmc/train/options.h"
 #include "llmc/train/trainer.h"
@@ -16,8 +18,9 @@ namespace llmc::test {
 class TrainerRun {
   public:
     // `more`: the options after those of a small model.
-    explicit TrainerRun(std::vector<const char*> more)
-        : options_(parse(std::move(more))),
+    explicit TrainerRun(std::vector<const char*> more, std::unique_ptr<Device> device = make_cpu_device(1))
+        : device_(std::move(device)),
+          options_(parse(std::move(more))),
           mesh_(options_.mesh(world().size(), world().rank())),
           plan_(plan_run({.model = options_.make_model(),
                           .dtype = options_.compute_dtype(),
@@ -44,12 +47,33 @@ class TrainerRun {
                           DeviceKind::cpu);
     }
 
-    std::unique_ptr<Device> device_ = make_cpu_device(1);
+    std::unique_ptr<Device> device_;
     Options options_;
     Mesh mesh_;
     RunPlan plan_;
     MeshGroups groups_;
     Trainer trainer_;
+};
+
+// A run that trains on the stories.
+class StoriesRun : public TrainerRun {
+  public:
+    using TrainerRun::TrainerRun;
+
+    StepMetrics step() { return trainer().train_step(batches_); }
+
+  private:
+    // One instance for all runs.
+    const Data& stories() {
+        static const Data data = open_data({.train_data = {},
+                                            .val_data = {},
+                                            .vocabulary = plan().spec.model.vocabulary,
+                                            .sequence_length = plan().spec.model.sequence_length});
+        return data;
+    }
+
+    TrainingSamples samples_{*stories().training, plan().spec.model.sequence_length, options().seed};
+    TrainingBatches batches_{samples_, plan().share(), plan().spec.model.sequence_length};
 };
 
 }  // namespace llmc::test

@@ -102,7 +102,7 @@ class Model {
         const auto tokens_in_all = static_cast<double>(plan_.spec.global_batch_tokens);
         executor_.run(step, {.load = load,
                              .sequences = B,
-                             .loss_scale = static_cast<float>(1.0 / tokens_in_all),
+                             .loss_scale = static_cast<float>(adamw.loss_scale / tokens_in_all),
                              .adamw = adamw,
                              .rounding_seed = rounding_seed});
         return executor_.results().loss_sum / tokens_in_all;

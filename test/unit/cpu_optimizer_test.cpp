@@ -196,6 +196,33 @@ TEST_P(CpuAdamW, ANormThatIsNotFiniteChangesNothing) {
     EXPECT_FALSE(state.bits() == State(X, 100).bits());
 }
 
+// A product with a power of two rounds as the number alone, so neither the norm nor the update depends on S.
+TEST_P(CpuAdamW, BitsDoNotDependOnTheLossScale) {
+    const std::int64_t n = 4 * norm_block_elements;
+    const AdamWSegment all{0, n, 0.1F};
+    const auto stepped = [&](double scale) {
+        State state(X, n);
+        // So small that no sum of squares overflows at the greatest scale.
+        state.gradients = normal(DType::fp32, {n}, "gradients", 1e-3);
+        for (std::int64_t i = 0; i < n; ++i) state.gradients.set(i, scale * state.gradients.get(i));
+        OwnedTensor partials = garbage(DType::fp32, {4}), squared = filled(DType::fp64, {1}, 0);
+        Operations ops;
+        ops->global_norm_squared(partials, state.gradients);
+        ops->sum(squared, partials);
+        AdamWStep how = default_step;
+        how.max_grad_norm = 0.01;  // the norm is about 0.06
+        how.loss_scale = scale;
+        state.step(squared.get(0), {&all, 1}, how);
+        EXPECT_GT(squared.get(0) / (scale * scale), how.max_grad_norm * how.max_grad_norm);
+        state.gradients = OwnedTensor(DType::fp32, {0});
+        return std::pair(state.bits(), squared.get(0) / (scale * scale));
+    };
+    const auto expected = stepped(1);
+    for (int exponent = 1; exponent <= 60; ++exponent)
+        EXPECT_TRUE(stepped(std::ldexp(1, exponent)) == expected) << "2^" << exponent;
+    EXPECT_FALSE(stepped(3) == expected) << "3 rounds";
+}
+
 TEST_P(CpuAdamW, BitsDoNotDependOnShards) {
     const std::int64_t n = 9001;
     const std::int64_t cut = 4321;  // not a multiple of anything

@@ -4,9 +4,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <memory>
 #include <random>
+#include <utility>
+#include <vector>
 
 #include "llmc/core/error.h"
+#include "test/cpu_device_with.h"
+#include "test/gpt2_config.h"
+#include "test/probe/run_model.h"
 
 namespace llmc {
 namespace {
@@ -88,6 +94,81 @@ TEST(LossScale, StopsWhereItCannotShrink) {
     EXPECT_THROW(fixed.see_overflow(10), UserError);
     EXPECT_EQ(fixed.scale(), 1024);
     EXPECT_FALSE(fixed.state());
+}
+
+// ---- a step of a whole model
+
+// Counts the numbers of gradients in fp16 that are subnormal, which would round differently at another scale.
+class SubnormalCounting final : public cpu::CpuOps {
+  public:
+    using CpuOps::CpuOps;
+
+    void fused_classifier(const Tensor& logits, const Tensor& losses, const Tensor& targets,
+                          std::int64_t vocabulary, float scale, bool write_dlogits,
+                          const ClassifierTerms& terms) override {
+        CpuOps::fused_classifier(logits, losses, targets, vocabulary, scale, write_dlogits, terms);
+        count(logits);
+    }
+    void matmul_backward(const Tensor& din, const Tensor& dweight, const Tensor& dbias, const Tensor& dout,
+                         const Tensor& in, const Tensor& weight, const Tensor& pre_gelu) override {
+        CpuOps::matmul_backward(din, dweight, dbias, dout, in, weight, pre_gelu);
+        count(din);
+    }
+    void layernorm_backward(const Tensor& din, const Tensor& dgamma, const Tensor& dbeta, const Tensor& dout,
+                            const Tensor& in, const Tensor& gamma, const Tensor& mean,
+                            const Tensor& rstd) override {
+        CpuOps::layernorm_backward(din, dgamma, dbeta, dout, in, gamma, mean, rstd);
+        count(din);
+    }
+    // Its results are what the next product reads.
+    void attention_backward(const Heads& dq, const Heads& dk, const Heads& dv, const Tensor& dout,
+                            const Heads& q, const Heads& k, const Heads& v, const Tensor& out,
+                            const Tensor& lse, std::int64_t window) override {
+        CpuOps::attention_backward(dq, dk, dv, dout, q, k, v, out, lse, window);
+        for (const Heads& heads : {dq, dk, dv}) count(heads.rows);
+    }
+
+    int subnormal = 0, normal = 0;
+
+  private:
+    void count(const Tensor& tensor) {
+        if (tensor.data == nullptr) return;
+        for (const float16 x : tensor.span<float16>()) {
+            const int magnitude = x.bits & 0x7fff;
+            subnormal += magnitude > 0 && magnitude < 0x400 ? 1 : 0;
+            normal += magnitude >= 0x400 ? 1 : 0;
+        }
+    }
+};
+
+TEST(LossScale, DoesNotChangeAStepWithoutSubnormalNumbers) {
+    const GPTConfig config{.layers = 1, .heads = 1, .channels = 8, .sequence_length = 4, .vocabulary = 8};
+    const std::vector<std::int32_t> tokens = {3, 1, 4, 1, 5};
+    const auto stepped = [&](double scale, std::uint64_t seed) {
+        auto device = std::make_unique<test::CpuDeviceWith<SubnormalCounting>>();
+        const SubnormalCounting& ops = device->ops();
+        probe::Model model(gpt2(config), DType::fp16, 1, 1, 0.1, DType::fp32, std::move(device));
+        model.store().initialize(seed);
+        model.step(tokens, true, {1, 1e-2, 0.9, 0.95, 1e-8, 0.5, scale});
+        std::vector<float> state = {static_cast<float>(model.norm_squared() / (scale * scale))};
+        for (int unit = 0; unit < model.store().units(); ++unit) {
+            const UnitBuffers& buffers = model.store().buffers(unit);
+            for (const Tensor& tensor : {buffers.master, buffers.m, buffers.v}) {
+                const auto all = tensor.span<float>();
+                state.insert(state.end(), all.begin(), all.end());
+            }
+        }
+        EXPECT_GT(ops.normal, 200);
+        return std::pair(state, ops.subnormal);
+    };
+    const std::uint64_t seed = 6;  // one of those without subnormal numbers
+    const auto small = stepped(1 << 12, seed), large = stepped(1 << 16, seed);
+    ASSERT_EQ(small.second, 0);
+    ASSERT_EQ(large.second, 0);
+    EXPECT_TRUE(small.first == large.first);
+    const auto without = stepped(1, seed);
+    EXPECT_GT(without.second, 0);
+    EXPECT_FALSE(without.first == large.first);
 }
 
 }  // namespace

@@ -13,7 +13,7 @@
 
 namespace llmc::cpu {
 
-class CpuDevice final : public Device {
+class CpuDevice : public Device {
   public:
     explicit CpuDevice(int threads);
     ~CpuDevice() override;

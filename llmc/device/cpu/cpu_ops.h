@@ -17,7 +17,7 @@ namespace llmc::cpu {
 
 class Products;
 
-class CpuOps final : public Ops, public DeviceSizes {
+class CpuOps : public Ops, public DeviceSizes {
   public:
     // If `native_bf16`, oneDNN multiplies bf16 matrices as they are; otherwise they are widened and
     // multiplied in fp32.

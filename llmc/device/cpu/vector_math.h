@@ -9,16 +9,16 @@
 #include <limits>
 #include <numbers>
 
+#include "llmc/core/dtype.h"
+
 namespace llmc::cpu {
 
 inline constexpr float infinity = std::numeric_limits<float>::infinity();
 
-// condition ? a : b, on bits. The compiler turns a plain choice between two floats into a branch around the
-// arithmetic of one of them, and then does not vectorize the loop.
+// condition ? a : b, without a branch (dtype.h)
 inline float select(bool condition, float a, float b) {
-    const std::uint32_t mask = condition ? ~0U : 0U;
-    return std::bit_cast<float>((std::bit_cast<std::uint32_t>(a) & mask) |
-                                (std::bit_cast<std::uint32_t>(b) & ~mask));
+    return std::bit_cast<float>(
+        llmc::select(condition, std::bit_cast<std::uint32_t>(a), std::bit_cast<std::uint32_t>(b)));
 }
 
 // Returns e^x within 1.1 ulp. Results below 2^-125 are 0; those above the largest float are infinite; NaN

@@ -1,0 +1,100 @@
+// In fp16, an overflow in one tensor of one rank in one micro-batch: all ranks skip the step.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "mpi_test.h"
+#include "test/cpu_device_with.h"
+#include "trainer_run.h"
+
+namespace llmc {
+namespace {
+
+using test::world;
+
+// Makes an element infinite in the result of one product of the backward pass.
+class Overflowing final : public cpu::CpuOps {
+  public:
+    using CpuOps::CpuOps;
+
+    void matmul_backward(const Tensor& din, const Tensor& dweight, const Tensor& dbias, const Tensor& dout,
+                         const Tensor& in, const Tensor& weight, const Tensor& pre_gelu) override {
+        CpuOps::matmul_backward(din, dweight, dbias, dout, in, weight, pre_gelu);
+        if (din.data == nullptr) return;
+        if (products == overflow_at) *din.as<float16>() = {0x7c00};
+        ++products;
+    }
+
+    // Counted from the start of a step; -1: none.
+    int products = 0, overflow_at = -1;
+};
+
+// What a skipped step must not change.
+std::vector<float> state(ParameterStore& store) {
+    std::vector<float> values;
+    for (int unit = 0; unit < store.units(); ++unit) {
+        if (!store.has(unit)) continue;
+        const UnitBuffers& buffers = store.buffers(unit);
+        for (const Tensor& tensor : {buffers.master, buffers.m, buffers.v}) {
+            const auto all = tensor.span<float>();
+            values.insert(values.end(), all.begin(), all.end());
+        }
+    }
+    return values;
+}
+
+class Overflow : public testing::TestWithParam<std::vector<const char*>> {};
+
+TEST_P(Overflow, AnywhereIsSkippedEverywhere) {
+    const bool in_pairs = std::ranges::any_of(
+        GetParam(), [](std::string_view option) { return option.ends_with("parallel=2"); });
+    if (in_pairs && world().size() % 2 != 0) GTEST_SKIP() << "needs an even number of ranks";
+    std::vector<const char*> options = GetParam();
+    const std::string tokens = "--global-batch-tokens=" + std::to_string(8 * 2 * world().size());
+    options.insert(options.end(), {"--dtype=fp16", tokens.c_str()});
+    std::vector<double> losses;  // of the first run
+    for (int rank = 0; rank < world().size(); ++rank) {
+        auto device = std::make_unique<test::CpuDeviceWith<Overflowing>>();
+        Overflowing& ops = device->ops();
+        test::StoriesRun run(options, std::move(device));
+        const StepMetrics first = run.step();
+        EXPECT_TRUE(first.grad_norm);
+        const int products = ops.products;
+        const std::vector<float> before = state(run.trainer().store());
+        std::vector<double> found = {first.loss};
+        // In the last layer of the first micro-batch, in between, and in the first layer of the last micro-batch.
+        int skipped = 0;
+        for (const int at : {0, products / 2, products - 1}) {
+            ops.products = 0;
+            ops.overflow_at = world().rank() == rank ? at : -1;
+            const StepMetrics metrics = run.step();
+            found.push_back(metrics.loss);
+            EXPECT_FALSE(metrics.grad_norm) << "planted on rank " << rank << " in product " << at;
+            EXPECT_EQ(metrics.skipped_steps, skipped + 1);
+            EXPECT_EQ(metrics.loss_scale, 65536 >> skipped);
+            ++skipped;
+        }
+        EXPECT_TRUE(state(run.trainer().store()) == before);
+        ops.overflow_at = -1;
+        const StepMetrics last = run.step();
+        found.push_back(last.loss);
+        EXPECT_TRUE(last.grad_norm);
+        EXPECT_EQ(last.skipped_steps, 3);
+        EXPECT_EQ(last.loss_scale, 65536 / 8);
+        EXPECT_FALSE(state(run.trainer().store()) == before);
+        if (rank == 0) losses = found;
+        EXPECT_EQ(found, losses) << "wherever the overflow is";
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(Meshes, Overflow,
+                         testing::Values(std::vector{"--zero-stage=0"}, std::vector{"--zero-stage=2"},
+                                         std::vector{"--zero-stage=3"}, std::vector{"--pipeline-parallel=2"},
+                                         std::vector{"--tensor-parallel=2"}));
+
+}  // namespace
+}  // namespace llmc
