@@ -245,11 +245,13 @@ class TimedOps final : public Ops {
     }
     void adamw(const Tensor& parameters, const Tensor& master, const Tensor& m, const Tensor& v,
                const Tensor& gradients, const Tensor& norm_squared, std::span<const AdamWSegment> segments,
-               const AdamWStep& step, const std::optional<StochasticRounding>& rounding) override {
+               const AdamWStep& step, const std::optional<StochasticRounding>& rounding,
+               const std::optional<StochasticRounding>& rounding_of_moments) override {
         const Tensor rounded = parameters.dtype == DType::fp32 ? Tensor{} : parameters;
         measure("adamw", DType::fp32, 15 * elements(m),
                 bytes_of({rounded, master, master, m, m, v, v, gradients}), [&] {
-                    ops_.adamw(parameters, master, m, v, gradients, norm_squared, segments, step, rounding);
+                    ops_.adamw(parameters, master, m, v, gradients, norm_squared, segments, step, rounding,
+                               rounding_of_moments);
                 });
     }
 

@@ -1,10 +1,33 @@
 #include "llmc/device/device.h"
 
+#include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "llmc/core/text.h"
 
 namespace llmc {
+
+void upload_rounded(Device& device, const Tensor& to, std::span<const float> from) {
+    check(std::ssize(from) == to.elements(), "as many numbers as elements");
+    if (to.dtype == DType::fp32) return device.upload(to, from.data());
+    with_dtype(to.dtype, [&](auto element) {
+        using X = decltype(element);
+        std::vector<X> rounded(from.size());
+        std::ranges::transform(from, rounded.begin(), from_float<X>);
+        device.upload(to, rounded.data());
+    });
+}
+
+void download_widened(Device& device, std::span<float> to, const Tensor& from) {
+    check(std::ssize(to) == from.elements(), "as many numbers as elements");
+    if (from.dtype == DType::fp32) return device.download(to.data(), from);
+    with_dtype(from.dtype, [&](auto element) {
+        std::vector<decltype(element)> values(to.size());
+        device.download(values.data(), from);
+        std::ranges::transform(values, to.begin(), [](auto x) { return to_float(x); });
+    });
+}
 
 Arenas::Arenas(Device& device, MemoryLayout layout) : device_(device), layout_(std::move(layout)) {
     for (const ArenaKind kind : all_arenas) {

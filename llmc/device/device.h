@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -143,6 +144,11 @@ std::unique_ptr<Device> make_cpu_device(int threads = 0);
 // one may wait for a core on which another spins; a step then takes a hundred times as long. Waking sleeping
 // threads costs microseconds. The library reads its setting before main(), so a restart is needed.
 void let_waiting_threads_sleep(char** argv);
+
+// Copy between fp32 numbers on the host and a tensor of a compute dtype with as many elements: rounded to nearest,
+// and widened.
+void upload_rounded(Device& device, const Tensor& to, std::span<const float> from);
+void download_widened(Device& device, std::span<float> to, const Tensor& from);
 
 // The memory of a MemoryLayout on a device: one allocation per arena, made once and zeroed. The destructor
 // frees it.

@@ -292,20 +292,28 @@ void check_soft_cap(const Tensor& out, const Tensor& in, float cap) {
 }
 
 void check_adamw(const AdamWOperands& o, std::span<const AdamWSegment> segments, const AdamWStep& step,
-                 const std::optional<StochasticRounding>& rounding) {
+                 const std::optional<StochasticRounding>& rounding,
+                 const std::optional<StochasticRounding>& rounding_of_moments) {
     const std::int64_t n = o.parameters.elements();
     check_dtype(o.parameters, o.parameters.dtype, "parameters");
-    check_elements(o.master, DType::fp32, n, "master");
-    check_elements(o.m, DType::fp32, n, "m");
-    check_elements(o.v, DType::fp32, n, "v");
+    const bool has_master = o.parameters.data != o.master.data || n == 0;
+    check_elements(o.master, has_master ? DType::fp32 : o.parameters.dtype, n, "master");
+    const DType moments = o.m.dtype == DType::bf16 ? DType::bf16 : DType::fp32;
+    check_elements(o.m, moments, n, "m");
+    check_elements(o.v, moments, n, "v");
     const bool alike = o.gradients.dtype == o.parameters.dtype;
     check_elements(o.gradients, alike ? o.parameters.dtype : DType::fp32, n, "gradients");
     check_elements(o.norm_squared, DType::fp64, 1, "norm_squared");
     check(o.parameters.dtype != DType::fp32 || o.parameters.data == o.master.data,
           "fp32 parameters are their own master copy");
-    check(!rounding || (o.parameters.dtype == DType::bf16 && rounding->first_element % 4 == 0),
-          "stochastic rounding is to bf16, and the buffer's first element has an index that is a multiple of "
-          "4");
+    check(has_master || o.parameters.dtype == DType::fp32 || rounding,
+          "without a master copy, parameters are rounded at random");
+    check(!rounding || o.parameters.dtype == DType::bf16, "stochastic rounding is to bf16");
+    check(rounding_of_moments.has_value() == (moments == DType::bf16),
+          "moments in bf16 are rounded at random");
+    for (const auto& random : {rounding, rounding_of_moments})
+        check(!random || random->first_element % 4 == 0,
+              "the buffer's first element has an index that is a multiple of 4");
     check(step.step >= 1, "AdamW's steps count from 1");
     check_segments(segments, n);
 }

@@ -145,6 +145,7 @@ struct AdamWOperands {
     const Tensor &parameters, &master, &m, &v, &gradients, &norm_squared;
 };
 void check_adamw(const AdamWOperands& operands, std::span<const AdamWSegment> segments, const AdamWStep& step,
-                 const std::optional<StochasticRounding>& rounding);
+                 const std::optional<StochasticRounding>& rounding,
+                 const std::optional<StochasticRounding>& rounding_of_moments);
 
 }  // namespace llmc

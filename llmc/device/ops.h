@@ -55,7 +55,7 @@ struct AdamWStep {
     double loss_scale = 1;  // of the gradients, a power of two
 };
 
-// Rounds bf16 parameters up or down at random from the master copy, not to nearest. The random bits are a
+// Rounds numbers to bf16 up or down at random, not to nearest. The random bits are a
 // pure function of the seed, the step and the element's index in the model (device/stochastic_rounding.h).
 struct StochasticRounding {
     std::uint64_t seed;
@@ -312,15 +312,18 @@ class Ops {
     // clip = min(1, max_grad_norm / (norm + 1e-6)) and b1, b2 the bias corrections 1 - beta^step:
     //   g = clip/S gradient;  m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2;
     //   w = w (1 - lr decay) - lr/b1 m / (sqrt(v)/sqrt(b2) + eps)
-    // w is the fp32 master copy. `parameters` receives it rounded to X: to nearest, or at random if
-    // `rounding` is given, with the same bits on every device. If norm_squared is not finite, nothing is
-    // changed.
-    //   parameters X (n); master fp32 (n), the same memory as `parameters` if X is fp32; m, v fp32 (n); gradients
-    //   fp32 or X (n); norm_squared fp64 (1); segments in increasing order; rounding [optional] only if X is bf16
+    // w is the master copy in fp32. `parameters` receives it rounded to X: to nearest, or at random if
+    // `rounding` is given, with the same bits on every device. Without a master copy, w is read from the
+    // parameters. m and v in bf16 are rounded at random as well: to nearest, v would stay what it is where a
+    // step changes it by less than 2^-9. If norm_squared is not finite, nothing is changed.
+    //   parameters X (n); master fp32 (n), or `parameters` itself if X is fp32 or X is bf16 with `rounding`;
+    //   m, v fp32 or bf16 (n); gradients fp32 or X (n); norm_squared fp64 (1); segments in increasing order;
+    //   rounding [optional] only if X is bf16; rounding_of_moments with m and v in bf16
     virtual void adamw(const Tensor& parameters, const Tensor& master, const Tensor& m, const Tensor& v,
                        const Tensor& gradients, const Tensor& norm_squared,
                        std::span<const AdamWSegment> segments, const AdamWStep& step,
-                       const std::optional<StochasticRounding>& rounding = {}) = 0;
+                       const std::optional<StochasticRounding>& rounding = {},
+                       const std::optional<StochasticRounding>& rounding_of_moments = {}) = 0;
 
     // ---- elementwise ----
 

@@ -344,7 +344,7 @@ void load_moments(const std::filesystem::path& file, Device& device, const Param
     const auto opened = open_on_root(file, store, transfer);
     for (const Kind& kind : {first_moment, second_moment}) {
         load(opened.get(), store, transfer, kind, [&](int unit, std::span<const float> values) {
-            device.upload(store.buffers(unit).*kind.flat, values.data());
+            upload_rounded(device, store.buffers(unit).*kind.flat, values);
         });
     }
 }

@@ -24,10 +24,11 @@ constexpr double most_memory = 0x1p47;
 double least_memory(const RunSpec& spec) {
     const Sharding& sharding = spec.mesh.sharding;
     const auto size = [](DType dtype) { return static_cast<double>(size_of(dtype)); };
-    const double parameter =
-        size(spec.dtype) * sharding.share_of_parameters() +
-        size(spec.gradient_dtype) * sharding.share_of_gradients() +
-        (spec.dtype == DType::fp32 ? 2 : 3) * size(DType::fp32) * sharding.share_of_optimizer();
+    const double parameter = size(spec.dtype) * sharding.share_of_parameters() +
+                             size(spec.gradient_dtype) * sharding.share_of_gradients() +
+                             (2 * size(spec.moments_dtype) +
+                              (spec.dtype == DType::fp32 || !spec.has_master ? 0 : size(DType::fp32))) *
+                                 sharding.share_of_optimizer();
     const PartSizes sizes{.split = spec.mesh.split(),
                           .batch = std::max<std::int64_t>(1, spec.micro_batch_sequences),
                           .dtype = spec.dtype};

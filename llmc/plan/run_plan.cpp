@@ -35,7 +35,7 @@ std::size_t bytes_of_whole_gradients(const RunPlan& plan) {
     if (!sharding.holds_back_gradients() || !plan.spec.trains) return 0;
     sharding.reduces_each_micro_batch = true;
     MemoryLayout otherwise;
-    lay_out_store(otherwise, {plan.spec.dtype, plan.spec.gradient_dtype}, plan.part(), sharding,
+    lay_out_store(otherwise, plan.spec.store_dtypes(), plan.part(), sharding,
                   static_cast<int>(plan.micro_batches), plan.spec.mesh.tensor_place());
     const std::size_t whole = plan.memory.bytes(ArenaKind::gradients);
     return whole - std::min(whole, otherwise.bytes(ArenaKind::gradients));
@@ -117,9 +117,8 @@ std::vector<UnitBytes> unit_bytes(const RunSpec& spec, std::span<const UnitLayou
 
 void lay_out_memory(RunPlan& plan, const DeviceSizes& sizes, std::size_t staging_bytes) {
     const RunSpec& spec = plan.spec;
-    plan.store =
-        lay_out_store(plan.memory, {spec.dtype, spec.gradient_dtype}, plan.part(), spec.mesh.sharding,
-                      static_cast<int>(plan.micro_batches), spec.mesh.tensor_place(), spec.trains);
+    plan.store = lay_out_store(plan.memory, spec.store_dtypes(), plan.part(), spec.mesh.sharding,
+                               static_cast<int>(plan.micro_batches), spec.mesh.tensor_place(), spec.trains);
     plan.sent = bytes_sent(plan.training, unit_bytes(spec, plan.store.units), *plan.lists);
     plan.bytes_of_whole_gradients = bytes_of_whole_gradients(plan);
     std::int64_t norm_blocks = 0;

@@ -38,6 +38,8 @@ struct RunSpec {
     std::string model_name{};
     DType dtype = DType::fp32;
     DType gradient_dtype = DType::fp32;  // fp32, or the same as `dtype`
+    DType moments_dtype = DType::fp32;   // fp32 or bf16
+    bool has_master = true;              // an fp32 copy of the weights, if `dtype` is not fp32
     Mesh mesh;
     // Whether --reduce-every has its default, which depends on the ZeRO stage.
     bool default_reduction = true;
@@ -57,6 +59,7 @@ struct RunSpec {
     // Whether a run that does not fit the machine gets a plan all the same (RunPlan::lack).
     bool may_exceed_machine = false;
 
+    StoreDtypes store_dtypes() const { return {dtype, gradient_dtype, moments_dtype, has_master}; }
     std::int64_t global_sequences() const { return global_batch_tokens / model.sequence_length; }
     std::int64_t rank_sequences() const { return global_sequences() / mesh.data_ranks(); }
 };

@@ -202,11 +202,13 @@ class Candidates {
     double least_bytes(const Candidate& mesh, int data) const {
         const double parameters = parameters_of_rank(mesh);
         const bool is_fp32 = options_.compute_dtype() == DType::fp32;
+        const double moments = 2 * static_cast<double>(size_of(options_.kept_moments_dtype())),
+                     master = is_fp32 || options_.master_dtype == "none" ? 0 : 4;
         const double shards = shards_of(mesh, data);
         const auto divided = [&](int from) { return mesh.zero_stage >= from ? shards : 1; };
         return parameters * ((is_fp32 ? 4 : 2) / divided(3) +
                              static_cast<double>(size_of(options_.kept_gradient_dtype())) / divided(2) +
-                             (is_fp32 ? 8 : 12) / divided(1));
+                             (moments + master) / divided(1));
     }
 
     // The time of a micro-batch over all stages; none if the model cannot be divided so.

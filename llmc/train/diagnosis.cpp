@@ -258,8 +258,7 @@ std::vector<NamedShare> shares_of(Device& device, const ParameterStore& store, i
             } else {
                 add("parameters", &UnitBuffers::parameter_shard, false);
             }
-            // In fp32 the parameters are their own master weights.
-            if (store.dtype() != DType::fp32) add("master weights", &UnitBuffers::master, whole_state);
+            if (store.has_master()) add("master weights", &UnitBuffers::master, whole_state);
             add("first moments", &UnitBuffers::m, whole_state);
             add("second moments", &UnitBuffers::v, whole_state);
         }

@@ -274,6 +274,7 @@ DType Options::compute_dtype() const {
 }
 
 DType Options::kept_gradient_dtype() const { return gradient_dtype == "bf16" ? DType::bf16 : DType::fp32; }
+DType Options::kept_moments_dtype() const { return moments_dtype == "bf16" ? DType::bf16 : DType::fp32; }
 
 ScheduleKind Options::schedule_kind() const {
     for (const auto kind :
@@ -466,6 +467,15 @@ Options for_device(Options o, DeviceKind device) {
     if (o.dtype != "bf16" && o.gradient_dtype == "bf16") {
         user_error("--gradient-dtype bf16 needs --dtype bf16, but --dtype is {}; try --dtype bf16", o.dtype);
     }
+    if (o.dtype != "bf16" && o.master_dtype == "none")
+        user_error("--master-dtype none needs --dtype bf16, but --dtype is {}; try --dtype bf16", o.dtype);
+    if (o.master_dtype == "none" && !o.stochastic_rounding && o.is_given("stochastic-rounding") &&
+        !o.inherited.contains("stochastic-rounding"))
+        user_error("--master-dtype none rounds weights stochastically; leave out --stochastic-rounding");
+    for (const auto& [option, dtype] : {std::pair("moments", o.moments_dtype), {"master", o.master_dtype}})
+        if (cuda && dtype != "fp32")
+            user_error("--{}-dtype {} has kernels on the CPU only; give --{}-dtype fp32, or --device cpu",
+                       option, dtype, option);
     if (o.dtype != "bf16" && o.stochastic_rounding) {
         user_error("--stochastic-rounding rounds weights to bf16, but --dtype is {}; try --dtype bf16",
                    o.dtype);

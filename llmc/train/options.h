@@ -59,6 +59,8 @@ struct Options {
     std::uint64_t seed = 1;
     std::string dtype;  // default: depends on the device
     std::string gradient_dtype = "fp32";
+    std::string moments_dtype = "fp32";
+    std::string master_dtype = "fp32";
     std::optional<std::int64_t> loss_scale;          // fixed; default: dynamic
     std::optional<std::int64_t> initial_loss_scale;  // default: depends on the batch
     std::int64_t loss_scale_window = 2000;
@@ -173,6 +175,9 @@ struct Options {
     std::int64_t layers() const { return size_of_model("layers"); }
     DType compute_dtype() const;
     DType kept_gradient_dtype() const;
+    DType kept_moments_dtype() const;
+    // Whether weights are rounded to bf16 at random.
+    bool rounds_stochastically() const { return stochastic_rounding || master_dtype == "none"; }
     ScheduleKind schedule_kind() const;
     // The mesh as seen by one process. Throws UserError if the processes cannot be divided as the options
     // ask.

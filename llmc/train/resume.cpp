@@ -31,6 +31,8 @@ constexpr std::array step_settings = {"train-data",
                                       "global-batch-tokens",
                                       "dtype",
                                       "gradient-dtype",
+                                      "moments-dtype",
+                                      "master-dtype",
                                       "loss-scale",
                                       "initial-loss-scale",
                                       "loss-scale-window",
@@ -127,8 +129,8 @@ void take_checkpoint(Options& options, const Sources& sources) {
     // Whether a setting belongs to the value of another one that is given and differs.
     const auto goes_with_another = [&](std::string_view name) {
         if (name == "val-data") return is_changed("train-data");
-        if (name == "gradient-dtype" || name == "stochastic-rounding" || name == "attention" ||
-            name == "tf32" || name.find("loss-scale") != std::string_view::npos)
+        if (name == "gradient-dtype" || name == "master-dtype" || name == "stochastic-rounding" ||
+            name == "attention" || name == "tf32" || name.find("loss-scale") != std::string_view::npos)
             return is_changed("dtype");
         return name == "keep-best" && now.val_every == 0;
     };

@@ -14,6 +14,8 @@ RunSpec run_spec(const Options& options, const Mesh& mesh, const DeviceSizes& si
             .model_name = has_own_sizes ? "" : options.model,
             .dtype = options.compute_dtype(),
             .gradient_dtype = options.kept_gradient_dtype(),
+            .moments_dtype = options.kept_moments_dtype(),
+            .has_master = options.master_dtype != "none",
             .mesh = mesh,
             .default_reduction = !options.is_given("reduce-every"),
             .pipeline_schedule = options.kind_of_pipeline_schedule(),

@@ -222,6 +222,11 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
             {"Halve the scale from the N-th overflow since the last doubling on"}, any);
     setting("gradient-dtype", o.gradient_dtype,
             {"Keep and reduce gradients in this format; bf16 needs --dtype bf16"}, Choices{"fp32", "bf16"});
+    setting("moments-dtype", o.moments_dtype,
+            {"Keep AdamW's moments in this format; bf16 is rounded stochastically"}, Choices{"fp32", "bf16"});
+    setting("master-dtype", o.master_dtype,
+            {"With --dtype bf16, keep a copy of the weights in fp32, or none and round them stochastically"},
+            Choices{"fp32", "none"});
     setting("device", o.device, {"Compute on this device; auto uses GPUs if there are any"},
             Choices{"auto", "cpu", "cuda"});
     setting("attention", o.attention, {"On GPUs, use this program's own attention kernels or cuDNN's"},

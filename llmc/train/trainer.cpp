@@ -116,7 +116,11 @@ AdamWStep Trainer::adamw_step() const {
 }
 
 std::optional<std::uint64_t> Trainer::rounding_seed() const {
-    return options_.stochastic_rounding ? std::optional(options_.seed) : std::nullopt;
+    return options_.rounds_stochastically() ? std::optional(options_.seed) : std::nullopt;
+}
+
+std::optional<std::uint64_t> Trainer::moments_seed() const {
+    return store_.dtype_of_moments() == DType::bf16 ? std::optional(options_.seed) : std::nullopt;
 }
 
 StepMetrics Trainer::train_step(TrainingBatches& batches) {
@@ -138,7 +142,8 @@ StepMetrics Trainer::train_step(TrainingBatches& batches) {
                                    .loss_scale = static_cast<float>(scaler_.scale() / global_tokens),
                                    .adamw = adamw,
                                    .before_update = before_update,
-                                   .rounding_seed = rounding_seed()});
+                                   .rounding_seed = rounding_seed(),
+                                   .moments_seed = moments_seed()});
     const StepResults results = executor_.results();
     const double loss = results.loss_sum / global_tokens;
     const double norm = std::sqrt(results.norm_squared) / scaler_.scale();
@@ -357,8 +362,8 @@ void Trainer::resume(const CheckpointInfo& checkpoint) {
     progress_.loss_scale = scaler_.state();
     step_before_run_ = progress_.step;
     has_checkpoint_ = true;
-    // The files hold the master weights. The parameters follow from them.
-    if (const auto seed = rounding_seed(); seed && progress_.applied() > 0)
+    // The files hold the master weights, from which the parameters follow; without master weights, the parameters.
+    if (const auto seed = rounding_seed(); seed && store_.has_master() && progress_.applied() > 0)
         store_.round_stochastically(*seed, progress_.applied());
     executor_.run(plan_.parameter_gathers, {});
 }

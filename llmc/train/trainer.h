@@ -125,7 +125,8 @@ class Trainer {
                                    const Watch& watch);
     void require_equal_replicas();
     AdamWStep adamw_step() const;
-    std::optional<std::uint64_t> rounding_seed() const;  // for stochastic rounding, if the options ask for it
+    // For stochastic rounding of weights and of moments, if the options ask for it.
+    std::optional<std::uint64_t> rounding_seed() const, moments_seed() const;
     std::optional<double> model_flops_utilization(double tokens_per_second) const;
     std::string advice_if_not_finite() const;  // for errors about numbers that are not finite
 

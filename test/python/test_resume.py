@@ -13,7 +13,8 @@ from old_checkpoint import sealed
 from program import digest
 
 MODEL = [*program.SMALL, "--lr=1e-3"]
-DTYPES = [["--dtype=fp32"], ["--dtype=bf16"], ["--dtype=bf16", "--gradient-dtype=bf16", "--stochastic-rounding"]]
+DTYPES = [["--dtype=fp32"], ["--dtype=bf16"], ["--dtype=bf16", "--gradient-dtype=bf16", "--stochastic-rounding"],
+          ["--dtype=bf16", "--moments-dtype=bf16", "--master-dtype=none"]]
 
 
 def train_beside(folder, *options):

@@ -325,6 +325,57 @@ TEST(CpuStochasticRounding, DependsOnNeitherThreadsNorShards) {
     EXPECT_TRUE(whole.bits() == parts.bits());
 }
 
+// Moments in bf16 are those of fp32, rounded by random bits of their own; without a master copy, so is the weight.
+TEST(CpuStochasticRounding, OfTheWholeStateIsThatOfItsHeader) {
+    const std::int64_t n = 4500;
+    const AdamWSegment all{3, n, 0.1F};
+    const OwnedTensor norm = filled(DType::fp64, {1}, 9.0), gradients = normal(DType::fp32, {n}, "gradients");
+    OwnedTensor w = normal(DType::bf16, {n}, "w"), m = normal(DType::bf16, {n}, "m", 0.1),
+                v(DType::bf16, {n});
+    for (std::int64_t i = 0; i < n; ++i) v.set(i, std::fabs(m.get(i)));
+    OwnedTensor wide_w(DType::fp32, {n}), wide_m(DType::fp32, {n}), wide_v(DType::fp32, {n});
+    Operations ops;
+    ops->cast(wide_w, w);
+    ops->cast(wide_m, m);
+    ops->cast(wide_v, v);
+    ops->adamw(w, w, m, v, gradients, norm, {&all, 1}, default_step, from_a_high_place, from_a_high_place);
+    ops->adamw(wide_w, wide_w, wide_m, wide_v, gradients, norm, {&all, 1}, default_step);
+    for (std::int64_t i = 3; i < n; ++i) {
+        const auto rounded = [&](const OwnedTensor& wide, Rounded what) {
+            const RandomBits random = rounding_bits(
+                from_a_high_place, static_cast<std::uint64_t>(default_step.step), i / 4 * 4, what);
+            return to_float(
+                bfloat16{round_stochastically(std::bit_cast<std::uint32_t>(static_cast<float>(wide.get(i))),
+                                              random[static_cast<std::size_t>(i % 4)])});
+        };
+        ASSERT_EQ(w.get(i), rounded(wide_w, Rounded::weight)) << i;
+        ASSERT_EQ(m.get(i), rounded(wide_m, Rounded::first_moment)) << i;
+        ASSERT_EQ(v.get(i), rounded(wide_v, Rounded::second_moment)) << i;
+    }
+    EXPECT_THROW(ops->adamw(w, w, m, v, gradients, norm, {&all, 1}, default_step, from_a_high_place),
+                 ProgrammingError);
+    EXPECT_THROW(ops->adamw(w, w, wide_m, wide_v, gradients, norm, {&all, 1}, default_step),
+                 ProgrammingError);
+}
+
+// Rounded to nearest, a second moment would never decay: a step changes it by less than half of bf16's 2^-8.
+TEST(CpuStochasticRounding, LetsMomentsDecay) {
+    constexpr std::int64_t n = 4096, steps = 500;
+    const AdamWSegment all{0, n, 0.0F};
+    const OwnedTensor norm = filled(DType::fp64, {1}, 1.0), gradients = filled(DType::fp32, {n}, 0.0);
+    OwnedTensor w = filled(DType::fp32, {n}, 1.0), m = filled(DType::bf16, {n}, 0.0),
+                v = filled(DType::bf16, {n}, 1.0);
+    AdamWStep how = default_step;
+    how.beta2 = 0.999;
+    for (how.step = 1; how.step <= steps; ++how.step)
+        Operations()->adamw(w, w, m, v, gradients, norm, {&all, 1}, how, {}, from_a_high_place);
+    double sum = 0;
+    for (std::int64_t i = 0; i < n; ++i) sum += v.get(i);
+    // Each step's error has the mean 0 and at most the size of an ulp, 2^-8 of numbers below 1. The variance of their sum is
+    // at most steps 2^-16 / 4, and the mean of n values has a standard deviation of 2^-9 sqrt(steps / n); six of them.
+    EXPECT_NEAR(sum / n, std::pow(0.999, steps), 6 * 0x1p-9 * std::sqrt(double{steps} / n));
+}
+
 // Over many steps, the mean of a weight's rounded values is the weight. This holds at every place of a quad,
 // and for weights that rounding to nearest would never move.
 TEST(CpuStochasticRounding, HasTheMeanOfTheWeight) {

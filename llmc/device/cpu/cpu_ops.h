@@ -101,7 +101,8 @@ class CpuOps : public Ops, public DeviceSizes {
     void sum(const Tensor& out, const Tensor& x) override;
     void adamw(const Tensor& parameters, const Tensor& master, const Tensor& m, const Tensor& v,
                const Tensor& gradients, const Tensor& norm_squared, std::span<const AdamWSegment> segments,
-               const AdamWStep& step, const std::optional<StochasticRounding>& rounding = {}) override;
+               const AdamWStep& step, const std::optional<StochasticRounding>& rounding = {},
+               const std::optional<StochasticRounding>& rounding_of_moments = {}) override;
 
     void cast(const Tensor& out, const Tensor& in) override;
     void copy(const Tensor& out, const Tensor& in) override;

@@ -42,11 +42,11 @@ struct Coefficients {
 // or in its tail. The bits must not depend on where a shard begins or ends. The square root becomes an
 // instruction only if the compiler need not set errno (-fno-math-errno).
 template <class Gradient>
-void update(float* w, float* m, float* v, const Gradient* gradients, std::int64_t begin, std::int64_t end,
-            float keep, const Coefficients& coefficients) {
+void update(float* w, float* m, float* v, const Gradient* gradients, std::int64_t n, float keep,
+            const Coefficients& coefficients) {
     const Coefficients k = coefficients;
 #pragma omp simd
-    for (std::int64_t i = begin; i < end; ++i) {
+    for (std::int64_t i = 0; i < n; ++i) {
         const float g = k.clip * to_float(gradients[i]);
         const float first = std::fma(k.beta1, m[i], k.one_minus_beta1 * g);
         const float second = std::fma(k.beta2, v[i], k.one_minus_beta2 * g * g);
@@ -58,10 +58,40 @@ void update(float* w, float* m, float* v, const Gradient* gradients, std::int64_
 }
 
 template <class X>
-void round_to_nearest(X* to, const float* from, std::int64_t begin, std::int64_t end) {
+void round_to_nearest(X* to, const float* from, std::int64_t n) {
 #pragma omp simd
-    for (std::int64_t i = begin; i < end; ++i) to[i] = from_float<X>(from[i]);
+    for (std::int64_t i = 0; i < n; ++i) to[i] = from_float<X>(from[i]);
 }
+
+// A few elements of a tensor in fp32: those in memory, or widened copies of bf16, which store() rounds.
+class Widened {
+  public:
+    static constexpr std::int64_t most = 1024;
+
+    Widened(const Tensor& tensor, std::int64_t begin, std::int64_t end)
+        : tensor_(tensor), begin_(begin), end_(end) {
+        if (tensor.dtype == DType::fp32) {
+            values_ = tensor.as<float>() + begin;
+            return;
+        }
+        const bfloat16* from = tensor.as<bfloat16>() + begin;
+        values_ = copy_.data();
+#pragma omp simd
+        for (std::int64_t i = 0; i < end - begin; ++i) values_[i] = to_float(from[i]);
+    }
+
+    float* values() { return values_; }
+    void store(const std::optional<StochasticRounding>& rounding, std::int64_t step, Rounded what) {
+        if (tensor_.dtype == DType::fp32) return;
+        round_stochastically(tensor_.as<bfloat16>(), values_, begin_, end_, *rounding, step, what);
+    }
+
+  private:
+    Tensor tensor_;
+    std::int64_t begin_, end_;
+    float* values_;
+    std::array<float, most> copy_;
+};
 
 }  // namespace
 
@@ -102,14 +132,15 @@ void CpuOps::sum(const Tensor& out, const Tensor& x) {
 void CpuOps::adamw(const Tensor& parameters, const Tensor& master, const Tensor& m, const Tensor& v,
                    const Tensor& gradients, const Tensor& norm_squared,
                    std::span<const AdamWSegment> segments, const AdamWStep& step,
-                   const std::optional<StochasticRounding>& rounding) {
+                   const std::optional<StochasticRounding>& rounding,
+                   const std::optional<StochasticRounding>& rounding_of_moments) {
     const std::int64_t n = parameters.elements();
-    check_adamw({parameters, master, m, v, gradients, norm_squared}, segments, step, rounding);
+    check_adamw({parameters, master, m, v, gradients, norm_squared}, segments, step, rounding,
+                rounding_of_moments);
 
     const double squared = *norm_squared.as<double>();
     if (!std::isfinite(squared)) return;
     const Coefficients coefficients(step, std::sqrt(squared) / step.loss_scale);
-    float* const w = master.as<float>();
     with_dtype(gradients.dtype, [&](auto element) {
         using Gradient = decltype(element);
         parallel_pieces(threads_, n, [&](std::int64_t piece_begin, std::int64_t piece_end) {
@@ -117,14 +148,21 @@ void CpuOps::adamw(const Tensor& parameters, const Tensor& master, const Tensor&
                 const std::int64_t begin = std::max(piece_begin, segment.begin);
                 const std::int64_t end = std::min(piece_end, segment.end);
                 const float keep = static_cast<float>(1.0 - step.learning_rate * segment.weight_decay);
-                update(w, m.as<float>(), v.as<float>(), gradients.as<Gradient>(), begin, end, keep,
-                       coefficients);
-                if (rounding) {
-                    round_stochastically(parameters.as<bfloat16>(), w, begin, end, *rounding, step.step);
-                } else if (parameters.dtype != DType::fp32) {
-                    with_dtype(parameters.dtype, [&](auto x) {
-                        round_to_nearest(parameters.as<decltype(x)>(), w, begin, end);
-                    });
+                for (std::int64_t first = begin; first < end; first += Widened::most) {
+                    const std::int64_t last = std::min(first + Widened::most, end);
+                    Widened w(master, first, last), m_here(m, first, last), v_here(v, first, last);
+                    update(w.values(), m_here.values(), v_here.values(), gradients.as<Gradient>() + first,
+                           last - first, keep, coefficients);
+                    m_here.store(rounding_of_moments, step.step, Rounded::first_moment);
+                    v_here.store(rounding_of_moments, step.step, Rounded::second_moment);
+                    if (rounding) {
+                        round_stochastically(parameters.as<bfloat16>(), w.values(), first, last, *rounding,
+                                             step.step);
+                    } else if (parameters.dtype != DType::fp32) {
+                        with_dtype(parameters.dtype, [&](auto x) {
+                            round_to_nearest(parameters.as<decltype(x)>() + first, w.values(), last - first);
+                        });
+                    }
                 }
             }
         });

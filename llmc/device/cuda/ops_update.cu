@@ -75,9 +75,11 @@ void CudaOps::sum(const Tensor& out, const Tensor& x) {
 void CudaOps::adamw(const Tensor& parameters, const Tensor& master, const Tensor& m, const Tensor& v,
                     const Tensor& gradients, const Tensor& norm_squared,
                     std::span<const AdamWSegment> segments, const AdamWStep& step,
-                    const std::optional<StochasticRounding>& rounding) {
+                    const std::optional<StochasticRounding>& rounding,
+                    const std::optional<StochasticRounding>& rounding_of_moments) {
     const AdamWOperands operands{parameters, master, m, v, gradients, norm_squared};
-    check_adamw(operands, segments, step, rounding);
+    check_adamw(operands, segments, step, rounding, rounding_of_moments);
+    check(m.dtype == DType::fp32 && master.dtype == DType::fp32, "the kernel's state is fp32");
     auto* const coefficients = static_cast<AdamWCoefficients*>(workspace(sizeof(AdamWCoefficients)));
     store_coefficients(on(), coefficients, step);
     with_kernel_type(parameters.dtype, [&]<class X>() {

@@ -378,11 +378,12 @@ Tensor Executor::squares_of(int unit) const {
 
 void Executor::update(int unit) {
     const UnitBuffers& b = store_.buffers(unit);
-    std::optional<StochasticRounding> rounding;
-    if (input_->rounding_seed)
-        rounding = {.seed = *input_->rounding_seed, .first_element = store_.first_element(unit)};
+    const auto rounding = [&](const std::optional<std::uint64_t>& seed) {
+        return seed ? std::optional(StochasticRounding{*seed, store_.first_element(unit)}) : std::nullopt;
+    };
     ops_.adamw(b.updated_parameters, b.master, b.m, b.v, b.updated_gradients, norm_squared(),
-               store_.segments(unit), input_->adamw, rounding);
+               store_.segments(unit), input_->adamw, rounding(input_->rounding_seed),
+               rounding(input_->moments_seed));
 }
 
 }  // namespace llmc

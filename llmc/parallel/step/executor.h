@@ -43,7 +43,8 @@ struct StepInput {
     RowRange rows{};
     // Called before the first update, on all ranks at the same position in the list.
     std::function<void()> before_update{};
-    std::optional<std::uint64_t> rounding_seed{};  // for stochastic rounding; unset: round to nearest
+    // For stochastic rounding of weights; unset: they are rounded to nearest. For that of moments in bf16.
+    std::optional<std::uint64_t> rounding_seed{}, moments_seed{};
     // Called after the forward pass of each micro-batch of an evaluation, on the ranks with the head.
     // `losses` are those of its tokens, fp32 (sequences, T), before the next ones overwrite them.
     std::function<void(int micro_batch, const Tensor& losses)> see_losses{};

@@ -13,7 +13,7 @@ StoreLayout lay_out_store(MemoryLayout& layout, const StoreDtypes& dtypes, const
     const DType dtype = dtypes.compute;
     check(dtypes.gradients == DType::fp32 || dtypes.gradients == dtype,
           "gradients are fp32 or of the compute dtype");
-    StoreLayout store{.dtype = dtype, .sharding = sharding, .part = part, .units = {}, .buffers = {}};
+    StoreLayout store{.dtypes = dtypes, .sharding = sharding, .part = part, .units = {}, .buffers = {}};
     for (const Outline::OutlinedUnit& outlined : part.outline->units) {
         const UnitLayout& unit = store.units.emplace_back(outlined.spec, tensor);
         const auto number = static_cast<int>(store.buffers.size());
@@ -50,10 +50,10 @@ StoreLayout lay_out_store(MemoryLayout& layout, const StoreDtypes& dtypes, const
                       return layout.add(ArenaKind::gradients, unit.name() + ".sums", DType::fp32,
                                         if_training(whole));
                   });
-        if (dtype != DType::fp32)
+        if (dtype != DType::fp32 && dtypes.has_master)
             ids.master = layout.add(ArenaKind::master, unit.name(), DType::fp32, updated);
-        ids.m = layout.add(ArenaKind::moments, unit.name() + ".m", DType::fp32, if_training(updated));
-        ids.v = layout.add(ArenaKind::moments, unit.name() + ".v", DType::fp32, if_training(updated));
+        ids.m = layout.add(ArenaKind::moments, unit.name() + ".m", dtypes.moments, if_training(updated));
+        ids.v = layout.add(ArenaKind::moments, unit.name() + ".v", dtypes.moments, if_training(updated));
         store.buffers.push_back(ids);
     }
     return store;
@@ -67,7 +67,7 @@ ElementRange intersection(const ElementRange& a, const ElementRange& b) {
 ParameterStore::ParameterStore(Device& device, const Arenas& arenas, const StoreLayout& layout,
                                double weight_decay, int shard)
     : device_(device),
-      dtype_(layout.dtype),
+      dtypes_(layout.dtypes),
       sharding_(layout.sharding),
       part_(layout.part),
       shard_(shard),
@@ -126,8 +126,8 @@ void ParameterStore::set_weights(int unit, std::span<const float> values) {
     const UnitBuffers& own = buffers(unit);
     check(static_cast<std::int64_t>(values.size()) == own.master.elements(),
           "as many weights as this rank updates");
-    device_.upload(own.master, values.data());
-    if (dtype_ != DType::fp32) device_.ops().cast(own.updated_parameters, own.master);
+    upload_rounded(device_, own.master, values);
+    if (has_master()) device_.ops().cast(own.updated_parameters, own.master);
 }
 
 void ParameterStore::round_stochastically(std::uint64_t seed, std::int64_t step) {

@@ -27,9 +27,9 @@ struct UnitBufferIds {
     // fp32, the sums to which the backward pass adds. They are `gradients` itself if that is fp32, else the
     // sums of one micro-batch.
     BufferId gradient_sums;
-    // fp32, whole or a shard. There is no `master` if X is fp32: the parameters serve as master weights.
+    // fp32, whole or a shard. Without `master`, as in fp32, the parameters serve as master weights.
     std::optional<BufferId> master;
-    BufferId m, v;  // AdamW's moments
+    BufferId m, v;  // AdamW's moments, fp32 or bf16
 };
 
 struct UnitBuffers {
@@ -42,10 +42,12 @@ struct UnitBuffers {
 struct StoreDtypes {
     DType compute = DType::fp32;
     DType gradients = DType::fp32;  // or the compute dtype
+    DType moments = DType::fp32;    // or bf16
+    bool has_master = true;         // if the compute dtype is not fp32
 };
 
 struct StoreLayout {
-    DType dtype = DType::fp32;
+    StoreDtypes dtypes{};
     Sharding sharding{};
     StagePart part{};
     std::vector<UnitLayout> units;       // all units of the model
@@ -73,7 +75,10 @@ class ParameterStore {
                    int shard);
 
     int units() const { return static_cast<int>(layouts_.size()); }
-    DType dtype() const { return dtype_; }
+    DType dtype() const { return dtypes_.compute; }
+    DType dtype_of_moments() const { return dtypes_.moments; }
+    // Whether master weights are kept beside the parameters.
+    bool has_master() const { return dtypes_.compute != DType::fp32 && dtypes_.has_master; }
     const Sharding& sharding() const { return sharding_; }
     const StagePart& part() const { return part_; }
     int shard() const { return shard_; }
@@ -108,7 +113,7 @@ class ParameterStore {
 
   private:
     Device& device_;
-    DType dtype_;
+    StoreDtypes dtypes_;
     Sharding sharding_;
     StagePart part_;
     int shard_;

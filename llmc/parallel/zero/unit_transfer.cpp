@@ -60,8 +60,7 @@ std::span<const float> UnitTransfer::collect(int unit, Tensor UnitBuffers::*flat
     const bool gives = mesh_.stage() == stage && mesh_.data_rank() < shards;
     const auto download = [&](std::vector<float>& to) {
         const Tensor& own = store_.buffers(unit).*flat;
-        check(own.dtype == DType::fp32, "files hold fp32");
-        device_.download(to.data(), own);
+        download_widened(device_, std::span(to).first(static_cast<std::size_t>(own.elements())), own);
     };
     if (!is_root()) {
         if (!gives) return {};

@@ -1,0 +1,85 @@
+"""--moments-dtype and --master-dtype: less memory for the optimizer's state."""
+
+import re
+
+import pytest
+
+import program
+import safetensors_numpy
+
+SMALL = ["--layers=2", "--heads=2", "--channels=32", "--seq-len=16", "--global-batch-tokens=384", "--dtype=bf16", "--device=cpu"]
+# A micro-batch's gradient has the same bits on every mesh. The norm adds squares in another order, so it may not matter.
+ALIKE = ["--micro-batch-size=3", "--lr=1e-3", "--steps=12", "--val-every=0", "--grad-clip=0"]
+SMALLEST = ["--moments-dtype=bf16", "--master-dtype=none"]
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+
+
+def train(out_dir, *options, ranks=1):
+    """The run, and the weights and moments of its last checkpoint."""
+    run = program.train(out_dir, *SMALL, *ALIKE, *options, ranks=ranks, env=ONE_THREAD)
+    folder = sorted(out_dir.glob("checkpoint-*"))[-1]
+    return run, [safetensors_numpy.load(folder / f"{name}.safetensors") for name in ("model", "optimizer")]
+
+
+def same(a, b):
+    return all(one.keys() == other.keys() and all((one[name] == other[name]).all() for name in one) for one, other in zip(a, b))
+
+
+@pytest.mark.parametrize("meshes", [
+    [(2, ["--pipeline-parallel=2"]), (2, ["--pipeline-parallel=2", "--pipeline-schedule=zb-h1"])],
+    [(2, [f"--zero-stage={stage}"]) for stage in range(4)],
+], ids=["stages", "zero"])
+def test_meshes_train_the_same_run(meshes, tmp_path):
+    """Bit for bit: the random numbers belong to an element, not to a rank. ZeRO's stages are compared with one another."""
+    runs = [train(tmp_path / str(number), *SMALLEST, "--reduce-every=micro-batch", *options, ranks=ranks)
+            for number, (ranks, options) in enumerate(meshes)]
+    if "--pipeline-parallel=2" in meshes[0][1]:
+        runs.append(train(tmp_path / "one", *SMALLEST))
+    for run, state in runs[1:]:
+        assert run.losses == runs[0][0].losses and same(state, runs[0][1])
+
+
+def test_the_state_is_in_bf16(tmp_path):
+    """All numbers of a checkpoint, which are fp32, have the 16 low bits of bf16: none."""
+    for options, in_bf16 in ([], (False, False)), (SMALLEST[:1], (False, True)), (SMALLEST[1:], (True, False)), (SMALLEST, (True, True)):
+        _, state = train(tmp_path / "-".join(["run", *options]), *options)
+        assert tuple(all((tensor.view("uint32") & 0xffff == 0).all() for tensor in part.values()) for part in state) == in_bf16
+
+
+@pytest.mark.parametrize("options, master, moments", [([], 2, 4), (SMALLEST[:1], 2, 2), (SMALLEST[1:], 0, 4), (SMALLEST, 0, 2)])
+def test_its_bytes(options, master, moments):
+    """As multiples of the parameters' two bytes. The header rounds to a tenth of a MiB."""
+    out = program.run("--model=tiny", "--dtype=bf16", "--steps=0", "--sample-tokens=0", "--device=cpu", *options).stdout
+    kept = {name: float(size) for name, size in re.findall(r"(parameters|master|moments) ([\d.]+) MiB", " ".join(out.split()))}
+    assert kept.get("master", 0) == pytest.approx(master * kept["parameters"], abs=0.15)
+    assert kept["moments"] == pytest.approx(moments * kept["parameters"], abs=0.25)
+
+
+def test_the_loss_is_that_of_state_in_fp32(tmp_path):
+    """The mean of the last ten of 60 losses of four layers, within 1%, as bf16 rounds to 2^-8."""
+    model = ["--layers=4", "--heads=4", "--channels=128", "--seq-len=64", "--steps=60", "--lr=1e-3", "--device=cpu", "--val-every=0", "--dtype=bf16"]
+    means = []
+    for number, options in enumerate([[], SMALLEST]):
+        losses = program.train(tmp_path / str(number), *model, *options).losses
+        means.append(sum(losses[-10:]) / 10)
+    assert means[1] == pytest.approx(means[0], rel=0.01) and means[1] != means[0]
+
+
+def test_resume_with_other_state(tmp_path):
+    train(tmp_path, "--steps=3")
+    for steps, options in (6, SMALLEST), (9, ["--moments-dtype=fp32", "--master-dtype=fp32"]), (12, ["--dtype=fp32"]):
+        program.run(f"--out-dir={tmp_path}", "--resume", f"--steps={steps}", "--sample-tokens=0", *options)
+    losses = program.Run(tmp_path).losses
+    assert len(losses) == 12 and losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("options, line", [
+    (["--master-dtype=none", "--dtype=fp32"], "--master-dtype none needs --dtype bf16, but --dtype is fp32"),
+    (["--master-dtype=none", "--dtype=bf16", "--stochastic-rounding=false"], "--master-dtype none rounds weights stochastically"),
+    (["--moments-dtype=fp16"], "--moments-dtype: unknown value 'fp16'; choose one of: fp32, bf16"),
+    (["plan", "--model=gpt2", "--gpus=8", "--moments-dtype=bf16"], "--moments-dtype bf16 has kernels on the CPU only"),
+    (["plan", "--model=gpt2", "--gpus=8", "--master-dtype=none"], "--master-dtype none has kernels on the CPU only"),
+])
+def test_options_without_a_meaning(options, line):
+    result = program.run(*options, check=False)
+    assert result.returncode == 1 and line in result.stderr and result.stderr.count("\n") == 1
