@@ -371,8 +371,9 @@ TEST(CpuStochasticRounding, LetsMomentsDecay) {
         Operations()->adamw(w, w, m, v, gradients, norm, {&all, 1}, how, {}, from_a_high_place);
     double sum = 0;
     for (std::int64_t i = 0; i < n; ++i) sum += v.get(i);
-    // Each step's error has the mean 0 and at most the size of an ulp, 2^-8 of numbers below 1. The variance of their sum is
-    // at most steps 2^-16 / 4, and the mean of n values has a standard deviation of 2^-9 sqrt(steps / n); six of them.
+    // Each step's error has the mean 0 and at most the size of an ulp, 2^-8 of numbers below 1. The variance of their
+    // sum is at most steps 2^-16 / 4, and the mean of n values has a standard deviation of 2^-9 sqrt(steps / n); six
+    // of them.
     EXPECT_NEAR(sum / n, std::pow(0.999, steps), 6 * 0x1p-9 * std::sqrt(double{steps} / n));
 }
 
