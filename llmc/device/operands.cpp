@@ -296,16 +296,16 @@ void check_adamw(const AdamWOperands& o, std::span<const AdamWSegment> segments,
                  const std::optional<StochasticRounding>& rounding_of_moments) {
     const std::int64_t n = o.parameters.elements();
     check_dtype(o.parameters, o.parameters.dtype, "parameters");
-    const bool has_master = o.parameters.data != o.master.data || n == 0;
+    const bool has_master = o.master.dtype != o.parameters.dtype;
     check_elements(o.master, has_master ? DType::fp32 : o.parameters.dtype, n, "master");
+    check(has_master || o.parameters.data == o.master.data,
+          "without a master copy, the parameters take its place");
     const DType moments = o.m.dtype == DType::bf16 ? DType::bf16 : DType::fp32;
     check_elements(o.m, moments, n, "m");
     check_elements(o.v, moments, n, "v");
     const bool alike = o.gradients.dtype == o.parameters.dtype;
     check_elements(o.gradients, alike ? o.parameters.dtype : DType::fp32, n, "gradients");
     check_elements(o.norm_squared, DType::fp64, 1, "norm_squared");
-    check(o.parameters.dtype != DType::fp32 || o.parameters.data == o.master.data,
-          "fp32 parameters are their own master copy");
     check(has_master || o.parameters.dtype == DType::fp32 || rounding,
           "without a master copy, parameters are rounded at random");
     check(!rounding || o.parameters.dtype == DType::bf16, "stochastic rounding is to bf16");

@@ -55,8 +55,8 @@ struct AdamWStep {
     double loss_scale = 1;  // of the gradients, a power of two
 };
 
-// Rounds numbers to bf16 up or down at random, not to nearest. The random bits are a
-// pure function of the seed, the step and the element's index in the model (device/stochastic_rounding.h).
+// Rounds numbers to bf16 up or down at random, not to nearest. The random bits are a pure function of the seed, the
+// step and the element's index in the model (device/stochastic_rounding.h).
 struct StochasticRounding {
     std::uint64_t seed;
     std::int64_t first_element;  // the index in the model of the buffer's first element; a multiple of 4

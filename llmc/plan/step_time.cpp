@@ -158,8 +158,8 @@ class ActionTimes {
             case ActionKind::sum_tied:
                 return 2 * gather_seconds(gradients / sharding.shards, 2, mesh.tensor * mesh.data_ranks(),
                                           rates_);
-            case ActionKind::
-                update: {  // reads gradients; reads and writes moments and weights; writes parameters
+            case ActionKind::update: {
+                // Gradients are read; moments and weights are read and written; parameters are written.
                 const double moments = 4 * static_cast<double>(size_of(plan_.spec.moments_dtype)),
                              weights = plan_.spec.has_master ? 10 : 4;
                 return std::max(rates_.launch, held * (4 + moments + weights) / rates_.memory);

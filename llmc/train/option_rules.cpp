@@ -472,6 +472,7 @@ Options for_device(Options o, DeviceKind device) {
     if (o.master_dtype == "none" && !o.stochastic_rounding && o.is_given("stochastic-rounding") &&
         !o.inherited.contains("stochastic-rounding"))
         user_error("--master-dtype none rounds weights stochastically; leave out --stochastic-rounding");
+    if (cuda && o.generate) o.moments_dtype = o.master_dtype = "fp32";  // those of the run on a CPU
     for (const auto& [option, dtype] : {std::pair("moments", o.moments_dtype), {"master", o.master_dtype}})
         if (cuda && dtype != "fp32")
             user_error("--{}-dtype {} has kernels on the CPU only; give --{}-dtype fp32, or --device cpu",
