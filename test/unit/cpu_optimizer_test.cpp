@@ -352,6 +352,10 @@ TEST(CpuStochasticRounding, OfTheWholeStateIsThatOfItsHeader) {
         ASSERT_EQ(m.get(i), rounded(wide_m, Rounded::first_moment)) << i;
         ASSERT_EQ(v.get(i), rounded(wide_v, Rounded::second_moment)) << i;
     }
+    const auto bits = [](Rounded what) { return rounding_bits(from_a_high_place, 3, 0, what); };
+    EXPECT_FALSE(bits(Rounded::weight) == bits(Rounded::first_moment));
+    EXPECT_FALSE(bits(Rounded::weight) == bits(Rounded::second_moment));
+    EXPECT_FALSE(bits(Rounded::first_moment) == bits(Rounded::second_moment));
     EXPECT_THROW(ops->adamw(w, w, m, v, gradients, norm, {&all, 1}, default_step, from_a_high_place),
                  ProgrammingError);
     EXPECT_THROW(ops->adamw(w, w, wide_m, wide_v, gradients, norm, {&all, 1}, default_step),
