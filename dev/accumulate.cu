@@ -85,7 +85,7 @@ const Registration registration({
     .timed = {{1 << 26}},
     .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
     .takes = {},
-    .make = make_problem<Accumulate>,
+    .make = make_problem<Accumulate, bf16, float>,
     .checked_for_races = {{531}},
 });
 

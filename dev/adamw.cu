@@ -18,9 +18,11 @@
 //      round the parameters at random.
 #include "llmc/device/cuda/adamw.cuh"
 
+#include <tuple>
 #include <vector>
 
 #include "dev/lab/lab.h"
+#include "llmc/device/cuda/adamw_8bit.cuh"
 
 namespace lab::adamw_variants {
 
@@ -41,7 +43,7 @@ __device__ __forceinline__ void update_element(X* parameters, const Buffers& b, 
                                                double weight_decay) {
     if (!std::isfinite(*b.norm_squared)) return;
     const AdamWCoefficients& k = *b.coefficients;
-    const float clip = adamw_clip(*b.norm_squared, k.max_grad_norm);
+    const float clip = adamw_clip(*b.norm_squared, k);
     const float keep = adamw_keep(k.learning_rate, weight_decay);
     adamw_update(b.master[i], b.m[i], b.v[i], b.gradients[i], clip, keep, k);
     if constexpr (!std::is_same_v<X, float>) parameters[i] = from_float<X>(b.master[i]);
@@ -74,7 +76,7 @@ __global__ void adamw_kernel3(X* parameters, Buffers buffers, AdamWSegments segm
     const int segment = find_segment(segments, i);
     if (segment < 0 || !std::isfinite(*buffers.norm_squared)) return;
     const AdamWCoefficients k = *buffers.coefficients;
-    const float clip = adamw_clip(*buffers.norm_squared, k.max_grad_norm);
+    const float clip = adamw_clip(*buffers.norm_squared, k);
     const float keep = adamw_keep(k.learning_rate, segments.segments[segment].weight_decay);
     Packed<float> w = load(buffers.master + i), m = load(buffers.m + i), v = load(buffers.v + i);
     const Packed<float> g = load(buffers.gradients + i);
@@ -129,8 +131,9 @@ class AdamW : public Problem {
 
     void run(int variant, int block_size, const LaunchContext& on) override {
         if (variant == 4) {
-            return llmc::cuda::adamw(on, parameters_.data(), w_.data(), m_.data(), v_.data(),
-                                     gradients_.data(), norm_squared_.data(), coefficients_.data(), segments_,
+            const AdamWBuffers<X, float, float, Gradient> buffers{parameters_.data(), w_.data(), m_.data(),
+                                                                  v_.data(), gradients_.data()};
+            return llmc::cuda::adamw(on, buffers, norm_squared_.data(), coefficients_.data(), segments_, {},
                                      {}, block_size);
         }
         if constexpr (std::is_same_v<Gradient, float>) return run_earlier(variant, block_size, on);
@@ -238,6 +241,7 @@ class AdamW : public Problem {
 
 std::unique_ptr<Problem> make(llmc::DType dtype, const Shape& shape, Draw& draw) {
     if (dtype == llmc::DType::fp32) return std::make_unique<AdamW<float, float>>(shape, draw);
+    if (dtype == llmc::DType::fp16) return std::make_unique<AdamW<fp16, float>>(shape, draw);
     if (shape[1] == 4) return std::make_unique<AdamW<bf16, float>>(shape, draw);
     return std::make_unique<AdamW<bf16, bf16>>(shape, draw);
 }
@@ -251,7 +255,6 @@ const Registration registration({
                  {4, "a persistent grid, eight loads in flight", {32, 128, 256}}},
     .checked = {{8, 4}, {40, 4}, {40, 2}},
     .timed = {{768, 4}, {1600, 4}, {768, 2}, {1600, 2}},
-    .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
     .takes = [](int variant, llmc::DType dtype,
                 const Shape& shape) { return shape[1] == 4 || (variant == 4 && dtype == llmc::DType::bf16); },
     .make = make,
@@ -259,6 +262,18 @@ const Registration registration({
 
 }  // namespace lab::adamw_variants
 
-// The kernel that llmc launches before adamw, for the compiler's report.
+// The kernels that the variants do not launch, for the compiler's report: with moments in bf16 or in 8 bits, without a
+// master copy, and the one that llmc launches before adamw.
+namespace lab {
+using llmc::cuda::adamw;
+[[maybe_unused]] constexpr std::tuple reported{
+    &adamw<float, float, bf16, float>, &adamw<fp16, float, bf16, float>, &adamw<bf16, float, bf16, float>,
+    &adamw<bf16, float, bf16, bf16>,   &adamw<bf16, bf16, float, float>, &adamw<bf16, bf16, float, bf16>,
+    &adamw<bf16, bf16, bf16, float>,   &adamw<bf16, bf16, bf16, bf16>};
+using llmc::cuda::adamw_8bit;
+[[maybe_unused]] constexpr std::tuple reported_in_8_bits{
+    &adamw_8bit<float, float, float>, &adamw_8bit<fp16, float, float>, &adamw_8bit<bf16, float, float>,
+    &adamw_8bit<bf16, float, bf16>,   &adamw_8bit<bf16, bf16, float>,  &adamw_8bit<bf16, bf16, bf16>};
+}  // namespace lab
 template __global__ void llmc::cuda::store_kernel<llmc::cuda::AdamWCoefficients>(
     llmc::cuda::AdamWCoefficients*, llmc::cuda::AdamWCoefficients);

@@ -84,7 +84,6 @@ const Registration registration({
                  {3, "a persistent grid, one atomic per warp", {32, 256, 512}}},
     .checked = {{131}, {1}, {40003}, {263}, {40000}},
     .timed = {{1 << 26}},
-    .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
     .takes = {},
     .make = make_problem<AllFinite>,
     .checked_for_races = {{531}},

@@ -118,6 +118,7 @@ __global__ void attention_backward_sums_kernel1(QueryKeyValue<X> dqkv, const flo
 // Rows are contiguous: eight rows at the same column are in the same banks.
 template <int rows_, int columns_>
 struct LinearTile {
+    using Element = bf16;
     static constexpr int rows = rows_, columns = columns_, chunks = columns / 8;
     static constexpr std::size_t elements = std::size_t{rows} * columns;
     bf16* data;
@@ -137,6 +138,7 @@ struct LinearTile {
 
 template <int columns_>
 struct FirstTiling {
+    using Element = bf16;
     static constexpr int columns = columns_, depth = columns / 16, threads = 128;
     static constexpr int row_blocks = 1, warp_rows = 16, owned = 64, step = 32, step_blocks = step / 16;
     using Owned = LinearTile<owned, columns>;
@@ -221,14 +223,15 @@ __global__ void __launch_bounds__(128)
     attention_backward_kernel4(QueryKeyValue<bf16> dqkv, float* dq_sums, const float* row_values,
                                const bf16* dout, QueryKeyValue<const bf16> qkv, AttentionSizes s,
                                int padded_sequence, float scale) {
-    using T = AttentionBackwardTiling<columns>;
+    using T = AttentionBackwardTiling<bf16, columns>;
     constexpr int quarter = columns / T::warps, quarter_blocks = quarter / 16;
     const int head = static_cast<int>(blockIdx.x);
     const int warp = own_warp(), row = warp * T::warp_rows;
     SharedAllocator shared;
     const typename T::Owned keys{shared.take<bf16>(T::Owned::elements)};
     const typename T::Owned values{shared.take<bf16>(T::Owned::elements)};
-    const Tile<T::owned, 64> weights{shared.take<bf16>(Tile<T::owned, 64>::elements)};  // ds^T, half used
+    const Tile<bf16, T::owned, 64> weights{
+        shared.take<bf16>(Tile<bf16, T::owned, 64>::elements)};  // ds^T, half used
     bf16* const stages = shared.take<bf16>(2 * T::stages * T::Moving::elements);
     const auto queries = [&](int stage) {
         return typename T::Moving{stages + 2 * stage * T::Moving::elements};
@@ -284,7 +287,7 @@ __global__ void __launch_bounds__(128)
                     Operand b;
                     load_b(b, keys, k, quarter * warp + 16 * n);
 #pragma unroll
-                    for (int m = 0; m < T::step_blocks; ++m) multiply_add(dq[m][n], a[m], b);
+                    for (int m = 0; m < T::step_blocks; ++m) multiply_add<bf16>(dq[m][n], a[m], b);
                 }
             }
             const bool complete = query < first + T::owned;
@@ -338,6 +341,15 @@ class AttentionBackward : public Problem {
     }
 
     void run(int variant, int block_size, const LaunchContext& on) override {
+        if (variant == 5) {
+            return llmc::cuda::attention_backward(on, gradients(), dout_.data(), inputs(), out_.data(),
+                                                  lse_.data(), scratch(workspace_floats()), s_);
+        }
+        if constexpr (!std::is_same_v<X, fp16>) return run_earlier(variant, block_size, on);
+        llmc::programming_error("no such variant");
+    }
+
+    void run_earlier(int variant, int block_size, const LaunchContext& on) {
         if constexpr (std::is_same_v<X, bf16>) {
             if (variant == 3) return s_.head_size <= 64 ? run3<64>(on) : run3<128>(on);
             if (variant == 4) return s_.head_size <= 64 ? run4<64>(on) : run4<128>(on);
@@ -347,9 +359,6 @@ class AttentionBackward : public Problem {
                 return run1(block_size, on);
             case 2:
                 return s_.head_size <= 64 ? run2<64>(on) : run2<128>(on);
-            case 5:
-                return llmc::cuda::attention_backward(on, gradients(), dout_.data(), inputs(), out_.data(),
-                                                      lse_.data(), scratch(workspace_floats()), s_);
             default:
                 llmc::programming_error("no such variant");
         }
@@ -364,8 +373,8 @@ class AttentionBackward : public Problem {
 
     void compare(Comparison& comparison) override {
         if (!reference_) {
-            reference_ = std::make_unique<AttentionGradients>(reference_attention_backward(
-                dout_, qkv_, out_, lse_, s_, std::is_same_v<X, bf16> ? unit_roundoff<bf16> : 0));
+            reference_ = std::make_unique<AttentionGradients>(
+                reference_attention_backward(dout_, qkv_, out_, lse_, s_, rounding_of_weights<X>));
         }
         for (std::int64_t i = 0; i < dqkv_.size(); ++i) {
             const auto n = static_cast<std::size_t>(i);
@@ -438,10 +447,10 @@ class AttentionBackward : public Problem {
 
     template <int columns>
     void run4(const LaunchContext& on) {
-        using T = AttentionBackwardTiling<columns>;
+        using T = AttentionBackwardTiling<bf16, columns>;
         constexpr std::size_t shared_bytes =
             2 * SharedAllocator::bytes<bf16>(T::Owned::elements) +
-            SharedAllocator::bytes<bf16>(Tile<T::owned, 64>::elements) +
+            SharedAllocator::bytes<bf16>(Tile<bf16, T::owned, 64>::elements) +
             SharedAllocator::bytes<bf16>(2 * T::stages * T::Moving::elements);
         make_row_values(T::threads, on);
         launch(on, attention_backward_kernel4<columns>, heads(), T::threads, shared_bytes, gradients(),
@@ -477,15 +486,15 @@ const Registration registration({
               {2, 4096, 16, 128, 16, 0},
               {1, 8192, 32, 128, 8, 0},
               {1, 8192, 32, 128, 8, 1024}},
-    .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
     // Variants 2 and 5 have key heads that query heads share, and windows. Tensor cores multiply bf16. The
     // matrices of variant 1 do not fit memory for a long sequence.
     .takes =
         [](int variant, llmc::DType dtype, const Shape& shape) {
             const bool plain = shape[4] == shape[2] && shape[5] == 0;
             if (!plain && variant != 2 && variant != 5) return false;
-            if (variant == 1) return shape[1] <= 1024;
-            return variant == 2 || dtype == llmc::DType::bf16;
+            if (variant == 5) return dtype != llmc::DType::fp32;
+            if (variant == 1 && shape[1] > 1024) return false;
+            return variant <= 2 ? dtype != llmc::DType::fp16 : dtype == llmc::DType::bf16;
         },
     .make = make_problem<AttentionBackward>,
     .checked_for_races = {{1, 24, 2, 8, 2, 0}, {1, 34, 2, 128, 2, 0}, {1, 134, 1, 64, 1, 0}},

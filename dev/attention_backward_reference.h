@@ -82,11 +82,11 @@ struct AttentionGradients {
     std::vector<double> error;
 };
 
-// `weight_roundoff` is the unit roundoff of p and ds before they are multiplied, or 0 if they stay in fp32.
+// `rounding` is that of p and ds before they are multiplied.
 template <class X>
 AttentionGradients reference_attention_backward(const Array<X>& dout, const Array<X>& qkv,
                                                 const Array<X>& out, const Array<float>& lse,
-                                                const AttentionSizes& s, double weight_roundoff) {
+                                                const AttentionSizes& s, const Rounding& rounding) {
     constexpr double u = unit_roundoff<float>;
     const int n = s.head_size;
     const double scale = 1 / std::sqrt(n);
@@ -112,8 +112,8 @@ AttentionGradients reference_attention_backward(const Array<X>& dout, const Arra
                                         std::fabs(exponent) + 4);
                 const double ds_error = p * 2 * n * u * (dp.magnitude + d.magnitude) +
                                         p_error * std::fabs(dp.value - d.value) + 3 * u * std::fabs(ds);
-                const double p_total = p_error + weight_roundoff * (p + p_error);
-                const double ds_total = ds_error + weight_roundoff * (std::fabs(ds) + ds_error);
+                const double p_total = p_error + rounding.error(p, p_error);
+                const double ds_total = ds_error + rounding.error(ds, ds_error);
                 // These are sums of up to T H/K such products, which are then scaled.
                 const double sum_roundoff = (2.0 * s.sequence * s.group() + 3) * u;
                 const auto add = [&](std::int64_t to, const X* x, double weight, double weight_error) {

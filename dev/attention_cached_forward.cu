@@ -211,7 +211,6 @@ const Registration registration({
               {1024, 0, 12, 64, 12, 0},
               {1, 8191, 32, 128, 8, 0},
               {1, 8191, 32, 128, 8, 4096}},
-    .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
     .takes = {},
     .make = make_problem<AttentionCachedForward>,
     .checked_for_races = {{2, 20, 1, 16, 1, 0}, {1, 5, 1, 64, 1, 0}, {1, 5, 1, 128, 1, 0}},

@@ -149,6 +149,8 @@ inline constexpr int no_window = 1 << 30;  // hides nothing
 // Rows in the same order as in memory.
 template <int columns_>
 struct PlainTile {
+    using Element = bf16;
+
     static constexpr int rows = tile_rows, columns = columns_;
     static constexpr std::size_t elements = std::size_t{rows} * columns;
     bf16* data;
@@ -207,7 +209,7 @@ struct Rows {
                     const int column = 16 * c + block_column(n, 0);
                     if (column >= sizes.head_size) continue;
                     *reinterpret_cast<std::uint32_t*>(to.row(query) + column) =
-                        pack_bf16(sums[0][c][n][2 * half], sums[0][c][n][2 * half + 1]);
+                        pack_pair<bf16>(sums[0][c][n][2 * half], sums[0][c][n][2 * half + 1]);
                 }
             }
         }
@@ -243,7 +245,7 @@ template <int columns>
 __global__ void __launch_bounds__(tile_threads)
     attention_forward_kernel5(bf16* out, float* lse, QueryKeyValue<const bf16> qkv, AttentionSizes sizes,
                               float scale) {
-    using AnyTile = Tile<tile_rows, columns>;
+    using AnyTile = Tile<bf16, tile_rows, columns>;
     SharedAllocator shared;
     const AnyTile queries{shared.take<bf16>(AnyTile::elements)}, keys{shared.take<bf16>(AnyTile::elements)},
         values{shared.take<bf16>(AnyTile::elements)};
@@ -289,6 +291,15 @@ class AttentionForward : public Problem {
     }
 
     void run(int variant, int block_size, const LaunchContext& on) override {
+        if (variant == 6) {
+            return attention_forward(on, out_.data(), lse_.data(), packed_heads<const X>(qkv_.data(), sizes_),
+                                     sizes_, block_size);
+        }
+        if constexpr (!std::is_same_v<X, fp16>) return run_earlier(variant, block_size, on);
+        llmc::programming_error("no such variant");
+    }
+
+    void run_earlier(int variant, int block_size, const LaunchContext& on) {
         const float scale = attention_scale(sizes_);
         X* out = out_.data();
         const QueryKeyValue<const X> qkv = packed_heads<const X>(qkv_.data(), sizes_);
@@ -328,8 +339,6 @@ class AttentionForward : public Problem {
                                         tile_rows * (narrow ? 64 : 128));
                 }
                 [[fallthrough]];
-            case 6:
-                return attention_forward(on, out, lse_.data(), qkv, sizes_, block_size);
             default:
                 llmc::programming_error("no such variant");
         }
@@ -377,12 +386,17 @@ class AttentionForward : public Problem {
         comparison.see("lse", head * sizes_.sequence + t, lse_[head * sizes_.sequence + t],
                        attention.log_sum_exp(), weight_error + n * u + 5 * u * (std::log(n) + largest_size));
         for (int c = 0; c < columns; ++c) {
-            const auto [value, size] =
-                attention.output([&](int j) { return to_float(qkv_[at(head, first + j, 2, c)]); });
-            // The weights and their sum have similar errors. In bf16, weights are rounded to bf16. Then come
-            // the truncated sum of n terms, the sum of weights, and the division.
-            const double rounding = std::is_same_v<X, bf16> ? unit_roundoff<bf16> : 0;
-            const double error = size * (2 * weight_error + rounding + (3 * n + 4) * u);
+            double all = 0;  // sum of the values' magnitudes
+            const auto [value, size] = attention.output([&](int j) {
+                const double x = to_float(qkv_[at(head, first + j, 2, c)]);
+                all += std::fabs(x);
+                return x;
+            });
+            // The weights and their sum have similar errors. Tensor cores take rounded weights, of which the greatest
+            // is 1. Then come the truncated sum of n terms, the sum of weights, and the division.
+            const double rounding =
+                rounding_of_weights<X>.error(size) + rounding_of_weights<X>.absolute * all;
+            const double error = size * (2 * weight_error + (3 * n + 4) * u) + rounding;
             const std::int64_t i =
                 ((head / sizes_.heads * sizes_.sequence + t) * sizes_.heads + head % sizes_.heads) * columns +
                 c;
@@ -417,12 +431,13 @@ const Registration registration({
               {1, 4096, 16, 128, 16, 0},
               {1, 8192, 32, 128, 8, 0},
               {1, 8192, 32, 128, 8, 1024}},
-    .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
     .takes =
         [](int variant, llmc::DType dtype, const Shape& shape) {
             if (variant == 1 && shape[1] > 1024) return false;                // its matrix is too large
             if (shape[5] != 0 && variant != 3 && variant != 6) return false;  // has no windows
-            return variant <= 3 || dtype == llmc::DType::bf16;
+            return variant == 6   ? dtype != llmc::DType::fp32
+                   : variant <= 3 ? dtype != llmc::DType::fp16
+                                  : dtype == llmc::DType::bf16;
         },
     .make = make_problem<AttentionForward>,
     .checked_for_races = {{1, 130, 1, 16, 1, 0}, {1, 130, 1, 128, 1, 0}},

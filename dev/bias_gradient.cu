@@ -159,7 +159,6 @@ const Registration registration({
                  {4, "slices of rows fill the chip", {128, 256}}},
     .checked = {{5, 8}, {1, 72}, {130, 136}, {1037, 40}},
     .timed = {{8192, 768}, {8192, 3072}, {65536, 1600}},
-    .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
     .takes = {},
     .make = make_problem<BiasGradient>,
     .checked_for_races = {{70, 72}},

@@ -298,11 +298,10 @@ const Registration registration({
                  {5, "the next row copied while this is written", {32, 256, 512, 1024}}},
     .checked = {{2, 37, 0}, {1, 1, 0}, {4, 1003, 0}, {2, 128, 0}, {2, 50257, 0}, {3, 37, 15}, {4, 1003, 15}},
     .timed = {{8192, 50257, 0}, {2048, 128256, 0}, {8192, 50257, 15}},
-    .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
     // A row of variant 4 must fit the shared memory of the smallest chip.
     .takes =
         [](int variant, llmc::DType dtype, const Shape& shape) {
-            const std::int64_t size = dtype == llmc::DType::bf16 ? 2 : 4;
+            const auto size = static_cast<std::int64_t>(llmc::size_of(dtype));
             return variant != 4 ||
                    blocks_for<std::int64_t>(shape[1], 128) * 128 * size + 1024 <= std::int64_t{99} << 10;
         },

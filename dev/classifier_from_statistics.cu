@@ -224,7 +224,6 @@ const Registration registration({
                 {2, 0, 3, 15},
                 {4, 1003, 8, 15}},
     .timed = {{8192, 6288, 8, 0}, {8192, 25152, 2, 0}, {8192, 25152, 2, 15}},
-    .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
     .takes = {},
     .make = make_problem<ClassifierFromStatistics>,
     .checked_for_races = {{3, 37, 2, 0}, {3, 37, 2, 15}},

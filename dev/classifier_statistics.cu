@@ -178,7 +178,6 @@ const Registration registration({
                 {2, 0, 15},
                 {4, 1003, 15}},
     .timed = {{8192, 6288, 0}, {8192, 25152, 0}, {8192, 25152, 15}},
-    .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
     .takes = {},
     .make = make_problem<ClassifierStatistics>,
     .checked_for_races = {{3, 37, 0}, {3, 37, 15}},

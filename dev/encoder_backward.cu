@@ -244,7 +244,6 @@ const Registration registration({
                  {4, "tiles of ordered rows", {64, 256}}},
     .checked = {{2, 5, 8, 4}, {1, 1, 264, 3}, {3, 67, 72, 300}, {40, 8, 264, 5}},
     .timed = {{8, 1024, 768, 50304}, {64, 1024, 768, 50304}},
-    .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
     .takes = {},
     .make = make_problem<EncoderBackward>,
     .checked_for_races = {{3, 24, 40, 7}},

@@ -119,7 +119,6 @@ const Registration registration({
                  {3, "a piece of a position for four samples", {32, 256, 512}}},
     .checked = {{2, 3, 8, 5}, {1, 1, 264, 3}, {5, 7, 72, 101}, {9, 16, 128, 1000}},
     .timed = {{8, 1024, 768, 50304}, {64, 1024, 768, 50304}},
-    .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
     .takes = {},
     .make = make_problem<EncoderForward>,
     .checked_for_races = {{5, 5, 72, 7}},

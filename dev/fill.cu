@@ -51,7 +51,6 @@ const Registration registration({
     .variants = {{1, "one element a thread", {32, 256}}, {2, "16 bytes a store", {32, 256, 512}}},
     .checked = {{131}, {1}, {40003}},
     .timed = {{1 << 26}},
-    .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
     .takes = {},
     .make = make_problem<Fill>,
     .checked_for_races = {{531}},

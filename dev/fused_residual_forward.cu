@@ -213,7 +213,6 @@ const Registration registration({
                  {5, "the sum kept in shared memory", {32, 128, 256}}},
     .checked = {{3, 8}, {5, 264}, {33, 384}, {2, 1600}},
     .timed = {{8192, 768}, {8192, 1600}},
-    .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
     .takes = {},
     .make = make_problem<FusedResidualForward>,
     .checked_for_races = {{3, 96}},

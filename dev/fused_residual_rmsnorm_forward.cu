@@ -186,7 +186,6 @@ const Registration registration({
                  {5, "the sum kept in shared memory", {32, 128, 256}}},
     .checked = {{3, 8}, {5, 264}, {33, 384}, {2, 2048}},
     .timed = {{8192, 2048}, {8192, 4096}},
-    .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
     .takes = {},
     .make = make_problem<FusedResidualRmsNorm>,
     .checked_for_races = {{3, 96}},

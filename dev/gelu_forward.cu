@@ -93,7 +93,6 @@ const Registration registration({
                  {3, "the logistic function, two loads in flight", {32, 128, 256, 512}}},
     .checked = {{8}, {264}, {5000}, {1 << 14}},
     .timed = {{8192 * 3072}, {8192 * 6400}},
-    .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
     .takes = {},
     .make = make_problem<GeluForward>,
     .checked_for_races = {{2072}},

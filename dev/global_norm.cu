@@ -119,7 +119,7 @@ const Registration registration({
     .timed = {{121600}, {1521500}},
     .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
     .takes = {},
-    .make = make_problem<GlobalNorm>,
+    .make = make_problem<GlobalNorm, bf16, float>,
     .checked_for_races = {{34}},
 });
 

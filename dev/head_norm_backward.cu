@@ -239,7 +239,6 @@ const Registration registration({
                  {3, "one pass, the weight's sums in registers", {32, 128, 384}}},
     .checked = {{3, 2, 16}, {5, 3, 24}, {17, 5, 128}, {5, 1, 1032}, {3, 2, 520}},
     .timed = {{8192, 40, 128}, {8192, 20, 64}, {8192, 1, 4096}},
-    .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
     .takes = {},
     .make = make_problem<HeadNormBackward>,
     // Two blocks of a part of a warp to a head, of several warps with one piece, and with four.

@@ -137,7 +137,6 @@ const Registration registration({
                  {3, "16-byte pieces in registers, four heads in flight", {32, 128, 256, 384}}},
     .checked = {{3, 2, 16}, {5, 3, 24}, {17, 5, 128}, {5, 1, 1032}, {3, 2, 520}},
     .timed = {{8192, 40, 128}, {8192, 20, 64}, {8192, 1, 4096}},
-    .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
     .takes = {},
     .make = make_problem<HeadNormForward>,
     // Two blocks of a part of a warp to a head, of several warps with one piece, and with four.

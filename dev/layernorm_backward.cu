@@ -382,7 +382,6 @@ const Registration registration({
                  {5, "column sums in registers, two rows at a time", {32, 192, 384}}},
     .checked = {{3, 8}, {450, 8}, {5, 264}, {33, 384}, {1, 768}},
     .timed = {{8192, 768}, {8192, 1600}},
-    .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
     .takes = {},
     .make = make_problem<LayerNormBackward>,
     // The second has several rows per block, and partial sums for several warps of the kernel that adds them.

@@ -188,7 +188,6 @@ const Registration registration({
                  {5, "the row read once, kept in shared memory", {32, 128, 256}}},
     .checked = {{3, 8}, {5, 264}, {33, 384}, {1, 768}},
     .timed = {{8192, 768}, {8192, 1600}},
-    .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
     .takes = {},
     .make = make_problem<LayerNormForward>,
     .checked_for_races = {{34, 8}},

@@ -122,7 +122,7 @@ const Registration registration({
     .timed = {{4096, 768, 3072}},
     .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
     .takes = {},
-    .make = make_problem<MatmulBackwardProblem>,
+    .make = make_problem<MatmulBackwardProblem, bf16, float>,
     .checked_for_races = {{66, 72, 72}},
 });
 

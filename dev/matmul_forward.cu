@@ -287,7 +287,7 @@ const Registration registration({
     .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
     .takes = [](int variant, llmc::DType dtype,
                 const Shape&) { return variant <= 3 || dtype == llmc::DType::bf16; },
-    .make = make_problem<MatmulForwardProblem>,
+    .make = make_problem<MatmulForwardProblem, bf16, float>,
     .checked_for_races = {{34, 72, 136}, {130, 8, 8}},
 });
 

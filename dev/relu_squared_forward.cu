@@ -84,7 +84,6 @@ const Registration registration({
                  {3, "a persistent grid, four loads in flight", {32, 256, 512}}},
     .checked = {{131}, {1}, {40003}},
     .timed = {{8192 * 8192}},
-    .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
     .takes = {},
     .make = make_problem<ReluSquaredForward>,
     .checked_for_races = {{531}},

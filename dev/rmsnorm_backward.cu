@@ -325,7 +325,6 @@ const Registration registration({
                  {5, "column sums in registers, two rows at a time", {32, 256, 512}}},
     .checked = {{3, 8}, {450, 8}, {5, 264}, {33, 384}, {1, 2048}},
     .timed = {{8192, 2048}, {8192, 4096}},
-    .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
     .takes = {},
     .make = make_problem<RmsNormBackward>,
     // The second has several rows per block, and partial sums for several warps of the kernel that adds them.

@@ -158,7 +158,6 @@ const Registration registration({
                  {5, "the row read once, kept in shared memory", {32, 128, 256}}},
     .checked = {{3, 8}, {5, 264}, {33, 384}, {1, 2048}},
     .timed = {{8192, 2048}, {8192, 4096}},
-    .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
     .takes = {},
     .make = make_problem<RmsNormForward>,
     .checked_for_races = {{34, 8}},

@@ -146,7 +146,6 @@ const Registration registration({
                  {3, "angles kept for several heads, four in flight", {32, 128, 256, 512}}},
     .checked = {{2, 3, 5, 16}, {1, 4, 2, 24}, {2, 5, 9, 128}},
     .timed = {{8, 1024, 40, 128}, {8, 1024, 20, 64}},
-    .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
     .takes =
         [](int variant, llmc::DType dtype, const Shape& shape) {
             return variant != 2 || dtype == llmc::DType::fp32 || shape[3] % 16 == 0;

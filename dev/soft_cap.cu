@@ -89,7 +89,6 @@ const Registration registration({
                  {3, "tanh by an exponential, four loads in flight", {32, 256, 512}}},
     .checked = {{131}, {1}, {40003}},
     .timed = {{1024 * 50304}},
-    .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
     .takes = {},
     .make = make_problem<SoftCapProblem>,
     .checked_for_races = {{531}},

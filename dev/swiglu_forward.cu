@@ -97,7 +97,6 @@ const Registration registration({
                  {3, "no division, two rows in flight", {32, 128, 256, 512}}},
     .checked = {{1, 8}, {37, 8}, {5, 264}, {3, 5000}, {9, 1376}},
     .timed = {{8192, 8192}, {8192, 14336}},
-    .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
     .takes = {},
     .make = make_problem<SwigluForward>,
     .checked_for_races = {{37, 80}},

@@ -46,7 +46,10 @@ class IdleOps final : public Ops {
     void global_norm_squared(T, T) override {}
     void sum(T, T) override {}
     void adamw(T, T, T, T, T, T, std::span<const AdamWSegment>, const AdamWStep&,
-               const std::optional<StochasticRounding>&, const std::optional<StochasticRounding>&) override {}
+               const std::optional<StochasticRounding>&, const std::optional<StochasticRounding>&,
+               const EightBitMoments&) override {}
+    void amax(T, T) override {}
+    void quantise(T, T, T, Fp8) override {}
     void cast(T, T) override {}
     void copy(T, T) override {}
     void fill(T, float) override {}

@@ -246,13 +246,21 @@ class TimedOps final : public Ops {
     void adamw(const Tensor& parameters, const Tensor& master, const Tensor& m, const Tensor& v,
                const Tensor& gradients, const Tensor& norm_squared, std::span<const AdamWSegment> segments,
                const AdamWStep& step, const std::optional<StochasticRounding>& rounding,
-               const std::optional<StochasticRounding>& rounding_of_moments) override {
+               const std::optional<StochasticRounding>& rounding_of_moments,
+               const EightBitMoments& in_8_bits) override {
         const Tensor rounded = parameters.dtype == DType::fp32 ? Tensor{} : parameters;
         measure("adamw", DType::fp32, 15 * elements(m),
                 bytes_of({rounded, master, master, m, m, v, v, gradients}), [&] {
                     ops_.adamw(parameters, master, m, v, gradients, norm_squared, segments, step, rounding,
-                               rounding_of_moments);
+                               rounding_of_moments, in_8_bits);
                 });
+    }
+
+    void amax(const Tensor& out, const Tensor& x) override {
+        measure("amax", DType::fp32, 0, bytes_of({x}), [&] { ops_.amax(out, x); });
+    }
+    void quantise(const Tensor& out, const Tensor& x, const Tensor& amax, Fp8 format) override {
+        measure("quantise", DType::fp32, 0, bytes_of({out, x}), [&] { ops_.quantise(out, x, amax, format); });
     }
 
     void cast(const Tensor& out, const Tensor& in) override {

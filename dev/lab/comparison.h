@@ -1,6 +1,6 @@
 // Compares a kernel's results with a reference, element by element, each within its own bound. The code that
 // computes the reference derives the bounds from:
-//   u(fp32) = 2^-24, u(bf16) = 2^-8: the relative error of one rounding to nearest,
+//   u(fp32) = 2^-24, u(bf16) = 2^-8, u(fp16) = 2^-11: the relative error of one rounding to nearest,
 //   n u sum|terms|: the error of a sum of n terms in fp32, in any order (Higham, "Accuracy and Stability of
 //   Numerical Algorithms", 4.2).
 #pragma once
@@ -15,15 +15,35 @@
 
 namespace lab {
 
-template <class X>
-inline constexpr double unit_roundoff = std::is_same_v<X, float> ? 0x1p-24 : 0x1p-8;
+using llmc::cuda::fp16;
 
-// The error bound of a value that is computed in fp32 with error `before`, and then rounded to X. The
-// smallest normal number covers underflow.
+template <class X>
+inline constexpr double unit_roundoff = std::is_same_v<X, float>  ? 0x1p-24
+                                        : std::is_same_v<X, fp16> ? 0x1p-11
+                                                                  : 0x1p-8;
+
+// The error of a rounding: relative to the number, and absolute where it underflows. By default there is none.
+struct Rounding {
+    double relative = 0, absolute = 0;
+
+    // That of a number with the error `before`
+    double error(double value, double before = 0) const {
+        return relative * (std::fabs(value) + before) + absolute;
+    }
+};
+// Below its normal numbers, fp16 has multiples of 2^-24. fp32 and bf16 may be flushed below 2^-126.
+template <class X>
+inline constexpr Rounding rounding_to{unit_roundoff<X>, std::is_same_v<X, fp16> ? 0x1p-25 : 0x1p-126};
+
+// The error bound of a value that is computed in fp32 with error `before`, and then rounded to X.
 template <class X>
 double rounded(double value, double before) {
-    return before + unit_roundoff<X> * (std::fabs(value) + before) + 0x1p-126;
+    return before + rounding_to<X>.error(value, before);
 }
+
+// How attention rounds the probabilities, and their gradients, that it multiplies: on tensor cores to X.
+template <class X>
+inline constexpr Rounding rounding_of_weights = std::is_same_v<X, float> ? Rounding{} : rounding_to<X>;
 
 class Comparison {
   public:

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "dev/lab/comparison.h"
@@ -45,7 +46,7 @@ struct Operation {
     std::vector<Variant> variants;
     std::vector<Shape> checked;  // small, since the executor runs them, and odd; the smallest first
     std::vector<Shape> timed;
-    std::vector<llmc::DType> dtypes;
+    std::vector<llmc::DType> dtypes = {llmc::DType::bf16, llmc::DType::fp32, llmc::DType::fp16};
     // Whether a variant supports the dtype and shape; if empty, all do.
     std::function<bool(int variant, llmc::DType, const Shape&)> takes;
     std::function<std::unique_ptr<Problem>(llmc::DType, const Shape&, Draw&)> make;
@@ -62,11 +63,25 @@ struct Registration {
     explicit Registration(Operation operation) { operations().push_back(std::move(operation)); }
 };
 
-// Makes a Problem<float> or Problem<bf16>.
-template <template <class> class ProblemOf>
+template <class X>
+inline constexpr llmc::DType dtype_of = std::is_same_v<X, float>  ? llmc::DType::fp32
+                                        : std::is_same_v<X, bf16> ? llmc::DType::bf16
+                                                                  : llmc::DType::fp16;
+
+// Makes a Problem<X> with the X, of those given, that is the dtype; by default of bf16, fp32 and fp16.
+template <template <class> class ProblemOf, class... X>
 std::unique_ptr<Problem> make_problem(llmc::DType dtype, const Shape& shape, Draw& draw) {
-    if (dtype == llmc::DType::fp32) return std::make_unique<ProblemOf<float>>(shape, draw);
-    return std::make_unique<ProblemOf<bf16>>(shape, draw);
+    if constexpr (sizeof...(X) == 0) {
+        return make_problem<ProblemOf, bf16, float, fp16>(dtype, shape, draw);
+    } else {
+        std::unique_ptr<Problem> made;
+        const auto make = [&]<class Of>(std::type_identity<Of>) {
+            if (dtype == dtype_of<Of>) made = std::make_unique<ProblemOf<Of>>(shape, draw);
+        };
+        (make(std::type_identity<X>()), ...);
+        llmc::check(made != nullptr, "an operation of the lab is made in one of its dtypes");
+        return made;
+    }
 }
 
 // Whether the variant supports one of the checked shapes in this dtype.

@@ -17,7 +17,7 @@ int main(int argc, char** argv) try {
     CLI::App app{operation.name + ": checks and times its kernel variants, from naive to best"};
     app.add_option("variants", options.variants, "numbers of the variants to run (default: all)");
     app.add_option("--dtype", options.dtype, "dtype of the tensors")
-        ->check(CLI::IsMember({"bf16", "fp32"}))
+        ->check(CLI::IsMember({"bf16", "fp32", "fp16"}))
         ->capture_default_str();
     const CLI::Option* const seed_option = app.add_option(
         "--seed", seed,

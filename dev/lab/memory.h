@@ -14,6 +14,7 @@
 namespace lab {
 
 using llmc::cuda::bf16;
+using llmc::cuda::fp16;
 using llmc::cuda::from_float;
 using llmc::cuda::to_float;
 

@@ -96,7 +96,7 @@ class Session {
     Session(const Operation& operation, const SessionOptions& options)
         : operation_(operation),
           options_(options),
-          dtype_(options.dtype == "fp32" ? DType::fp32 : DType::bf16),
+          dtype_(llmc::dtype_named(options.dtype)),
           on_(gpu_context()),
           timed_(!gpu_name().empty() && options.time) {}
 

@@ -62,6 +62,8 @@ class Communicator {
     // x = the sum of x over ranks. Any number of elements. If `size` divides their number, this is a
     // reduce_scatter and then an all_gather.
     virtual void all_reduce(const Tensor& x) = 0;
+    // x = the greatest of x over ranks; int32. It counts as an all_reduce.
+    virtual void maximum(const Tensor& x) = 0;
     // x of every rank = x of `root`. Any dtype.
     virtual void broadcast(const Tensor& x, int root) = 0;
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <limits>
 #include <numeric>
 #include <span>
 #include <tuple>
@@ -43,7 +44,18 @@ bool disjoint(const Tensor& a, const Tensor& b) {
     return a.data + a.bytes() <= b.data || b.data + b.bytes() <= a.data;
 }
 
+// out = the sum of the pieces; in int32 the greatest.
 void add_pieces(const Tensor& out, std::span<const std::byte* const> pieces) {
+    if (out.dtype == DType::int32) {
+        auto* const greatest = out.as<std::int32_t>();
+        for (std::int64_t i = 0; i < out.elements(); ++i) {
+            std::int32_t most = std::numeric_limits<std::int32_t>::min();
+            for (const std::byte* piece : pieces)
+                most = std::max(most, reinterpret_cast<const std::int32_t*>(piece)[i]);
+            greatest[i] = most;
+        }
+        return;
+    }
     const auto add = [&]<class T>(T) {
         tree_sum<T>(out.as<T>(), pieces, static_cast<std::size_t>(out.elements()));
     };
@@ -216,8 +228,17 @@ void HostCommunicator::all_gather(const Tensor& recv, const Tensor& send) {
 }
 
 void HostCommunicator::all_reduce(const Tensor& x) {
-    check_collective("all_reduce");
     check(x.dtype != DType::int32, "all_reduce adds fp32, bf16 or fp64");
+    reduce(x);
+}
+
+void HostCommunicator::maximum(const Tensor& x) {
+    check(x.dtype == DType::int32, "maximum is of int32");
+    reduce(x);
+}
+
+void HostCommunicator::reduce(const Tensor& x) {
+    check_collective("all_reduce");
     const std::int64_t part = x.elements() / size();
     const Tensor own = x.flat(rank_ * part, part);
     const Tensor rest = x.flat(size() * part, x.elements() - size() * part);

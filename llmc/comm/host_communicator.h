@@ -49,6 +49,7 @@ class HostCommunicator final : public Communicator {
     // bytes. Every rank receives the r remaining elements of all ranks and adds them itself, in the same
     // order.
     void all_reduce(const Tensor& x) override;
+    void maximum(const Tensor& x) override;
     // The root sends (size-1) times the bytes of x; the others send nothing.
     void broadcast(const Tensor& x, int root) override;
 
@@ -92,6 +93,7 @@ class HostCommunicator final : public Communicator {
     Exchange& begin(Channel channel, std::string_view call, std::size_t slot = 0);
     int world_rank(int rank) const { return ranks_[static_cast<std::size_t>(rank)]; }
     void check_collective(std::string_view call) const;
+    void reduce(const Tensor& x);
     std::uint64_t sum_pieces(Channel channel, const Tensor& out, const std::byte* pieces, std::size_t stride);
     std::uint64_t gather_parts(Channel channel, const Tensor& recv, const Tensor& send);
     void point_to_point(CallKind kind, const Tensor& x, int peer);

@@ -14,8 +14,9 @@
 
 namespace llmc {
 
-// fp64 is for sums over a whole step (loss, gradient norm), int32 for token ids. The others are compute dtypes.
-enum class DType : std::uint8_t { fp32, bf16, fp16, fp64, int32 };
+// fp64 is for sums over a whole step (loss, gradient norm), int32 for token ids, uint8 for moments in 8 bits
+// (device/eight_bit_moments.h). The others are compute dtypes.
+enum class DType : std::uint8_t { fp32, bf16, fp16, fp64, int32, uint8 };
 
 // The upper half of an IEEE fp32: 8 bits of exponent and 8 bits of significand (7 of them stored). Rounding
 // to nearest has unit roundoff 2^-8.
@@ -92,6 +93,7 @@ constexpr DType dtype_of() {
     if constexpr (std::is_same_v<T, float16>) return DType::fp16;
     if constexpr (std::is_same_v<T, double>) return DType::fp64;
     if constexpr (std::is_same_v<T, std::int32_t>) return DType::int32;
+    if constexpr (std::is_same_v<T, std::uint8_t>) return DType::uint8;
 }
 
 struct DTypeTraits {
@@ -103,12 +105,19 @@ struct DTypeTraits {
 inline constexpr std::array dtype_traits = {
     DTypeTraits{"fp32", "F32", 4, true},   DTypeTraits{"bf16", "BF16", 2, true},
     DTypeTraits{"fp16", "F16", 2, true},   DTypeTraits{"fp64", "F64", 8, false},
-    DTypeTraits{"int32", "I32", 4, false},
+    DTypeTraits{"int32", "I32", 4, false}, DTypeTraits{"uint8", "U8", 1, false},
 };
 constexpr const DTypeTraits& traits_of(DType dtype) { return dtype_traits[static_cast<std::size_t>(dtype)]; }
 constexpr std::size_t size_of(DType dtype) { return traits_of(dtype).bytes; }
 constexpr std::string_view name_of(DType dtype) { return traits_of(dtype).name; }
 constexpr bool is_compute_dtype(DType dtype) { return traits_of(dtype).is_compute; }
+
+// The dtype of this name, which must be one
+constexpr DType dtype_named(std::string_view name) {
+    for (std::size_t i = 0; i < dtype_traits.size(); ++i)
+        if (dtype_traits[i].name == name) return static_cast<DType>(i);
+    programming_error("a dtype has a name of the table");
+}
 
 // The type in which elements are added.
 template <class T>

@@ -48,7 +48,7 @@ Tensor Arenas::operator[](BufferId id) const {
 
 std::string_view name_of(StreamKind stream) {
     return name_among(stream, "compute", "communication", "activations in", "activations out", "gradients in",
-                      "gradients out", "copy");
+                      "gradients out", "copy", "disk in", "disk out");
 }
 
 }  // namespace llmc

@@ -25,7 +25,7 @@ enum class DeviceKind { cpu, cuda };
 
 // Operations run in `compute`. Communication between ranks has its own stream, so that it need not wait for
 // operations. Transfers between pipeline stages have a stream per kind and direction, so that none waits for
-// another. `copy` copies the next batch.
+// another. `copy` copies the next batch. Reads and writes of a disk have one each.
 enum class StreamKind {
     compute,
     communication,
@@ -33,15 +33,18 @@ enum class StreamKind {
     activations_out,
     gradients_in,
     gradients_out,
-    copy
+    copy,
+    disk_in,
+    disk_out
 };
-inline constexpr std::array all_streams = {StreamKind::compute,
-                                           StreamKind::communication,
-                                           StreamKind::activations_in,
-                                           StreamKind::activations_out,
-                                           StreamKind::gradients_in,
-                                           StreamKind::gradients_out,
-                                           StreamKind::copy};
+inline constexpr std::array all_streams = {StreamKind::compute,        StreamKind::communication,
+                                           StreamKind::activations_in, StreamKind::activations_out,
+                                           StreamKind::gradients_in,   StreamKind::gradients_out,
+                                           StreamKind::copy,           StreamKind::disk_in,
+                                           StreamKind::disk_out};
+// Those that a device may have. The host itself reads and writes disks.
+inline constexpr std::span<const StreamKind> device_streams =
+    std::span(all_streams).first<static_cast<std::size_t>(StreamKind::disk_in)>();
 std::string_view name_of(StreamKind stream);
 
 // The streams of an asynchronous device. Work in one stream runs in order. Streams run concurrently, except

@@ -46,6 +46,32 @@ void GpuSizes::require_sizes(const WorkspaceRequest& request) const {
                "--micro-batch-size {} or --heads {} is out of range; give at most {}", request.batch,
                request.heads, most_heads);
     }
+    if (request.is_fp8) require_fp8(request);
+}
+
+// Checks what cuBLASLt requires of products in 8 bits.
+void GpuSizes::require_fp8(const WorkspaceRequest& request) const {
+    constexpr int least_architecture = 89;
+    if (chip_.architecture < least_architecture) {
+        refuse({"products in 8 bits", chip_.architecture, least_architecture, "--fp8 none"},
+               "products in 8 bits need a GPU of sm_89 (Ada, Hopper) or later, but this one is sm_{}; give "
+               "--precision bf16, or --fp8 none",
+               chip_.architecture);
+    }
+    if (request.fp8_odd_channels != 0) {
+        refuse({"channels of products in 8 bits", request.fp8_odd_channels,
+                request.fp8_odd_channels / 16 * 16, "--fp8 none"},
+               "products in 8 bits on GPUs need multiples of 16 channels on each rank, but {} has {}; change "
+               "--channels, --heads or --tensor-parallel, or give --fp8 none",
+               request.fp8_odd_product, request.fp8_odd_channels);
+    }
+    if (const std::int64_t tokens = request.batch * request.sequence; tokens % 16 != 0) {
+        refuse({"tokens of a micro-batch in 8 bits", tokens, tokens / 16 * 16, "--fp8 none"},
+               "products in 8 bits on GPUs need micro-batches of a multiple of 16 tokens, but these have {} "
+               "x {}; "
+               "change --micro-batch-size or --seq-len, or give --fp8 none",
+               request.batch, request.sequence);
+    }
 }
 
 std::size_t GpuSizes::workspace_bytes(const WorkspaceRequest& request) const {

@@ -13,6 +13,7 @@ class GpuSizes : public DeviceSizes {
 
     void require_sizes(const WorkspaceRequest& request) const override;
     std::size_t workspace_bytes(const WorkspaceRequest& request) const override;
+    DType fp8_dtype() const override { return DType::uint8; }
     std::int64_t default_micro_batch_tokens() const override { return 65536; }
     std::int64_t default_logits_bytes() const override { return std::int64_t{1} << 30; }
 
@@ -20,6 +21,7 @@ class GpuSizes : public DeviceSizes {
     virtual std::size_t attention_workspace_bytes(const WorkspaceRequest& request) const;
 
   private:
+    void require_fp8(const WorkspaceRequest& request) const;
     std::size_t bias_gradient_bytes(const WorkspaceRequest& request) const;
 
     Chip chip_;

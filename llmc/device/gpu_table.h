@@ -15,7 +15,8 @@ struct GpuModel {
     std::string_view name;    // for --gpu
     std::string_view driver;  // the words with which the driver's name for it begins; empty: none of ours
     cuda::Chip chip{};
-    // Dense matrix products in FLOP/s. The products of fp32 use no tensor cores. 0: the GPU has no such products.
+    // Dense matrix products in FLOP/s, those of fp16 like those of bf16. The products of fp32 use no tensor cores.
+    // 0: the GPU has no such products.
     double bf16 = 0, tf32 = 0, fp32 = 0, fp8 = 0;
     double nominal_gb = 0;  // as sold, in 1e9 bytes
     // The GiB that a process sees (as PyTorch's messages print them); 0: not known, so --gpu-memory is needed.
@@ -27,7 +28,7 @@ struct GpuModel {
     std::optional<double> dollars_an_hour{};  // of common offers; for others, --price
 
     double peak(DType dtype, bool uses_tf32) const {
-        return dtype == DType::bf16 ? bf16 : uses_tf32 ? tf32 : fp32;
+        return dtype != DType::fp32 ? bf16 : uses_tf32 ? tf32 : fp32;
     }
 };
 

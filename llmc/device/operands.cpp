@@ -1,4 +1,5 @@
 #include "llmc/device/operands.h"
+#include "llmc/device/eight_bit_moments.h"
 
 #include <algorithm>
 
@@ -293,14 +294,25 @@ void check_soft_cap(const Tensor& out, const Tensor& in, float cap) {
 
 void check_adamw(const AdamWOperands& o, std::span<const AdamWSegment> segments, const AdamWStep& step,
                  const std::optional<StochasticRounding>& rounding,
-                 const std::optional<StochasticRounding>& rounding_of_moments) {
+                 const std::optional<StochasticRounding>& rounding_of_moments,
+                 const EightBitMoments& in_8_bits) {
     const std::int64_t n = o.parameters.elements();
     check_dtype(o.parameters, o.parameters.dtype, "parameters");
     const bool has_master = o.master.dtype != o.parameters.dtype;
     check_elements(o.master, has_master ? DType::fp32 : o.parameters.dtype, n, "master");
     check(has_master || o.parameters.data == o.master.data,
           "without a master copy, the parameters take its place");
-    const DType moments = o.m.dtype == DType::bf16 ? DType::bf16 : DType::fp32;
+    const DType moments = o.m.dtype == DType::bf16 || o.m.dtype == DType::uint8 ? o.m.dtype : DType::fp32;
+    if (moments == DType::uint8) {
+        check(n % eight_bit_block == 0, "moments in 8 bits are whole blocks");
+        check_elements(in_8_bits.m_amax, DType::fp32, n / eight_bit_block, "m_amax");
+        check_elements(in_8_bits.v_amax, DType::fp32, n / eight_bit_block, "v_amax");
+        check_elements(in_8_bits.v, DType::fp32, in_8_bits.m.elements(), "small v");
+        for (const AdamWSegment& segment : segments)
+            check(segment.in_small < 0 ||
+                      segment.in_small + segment.end - segment.begin <= in_8_bits.m.elements(),
+                  "a small tensor lies in the buffer of small ones");
+    }
     check_elements(o.m, moments, n, "m");
     check_elements(o.v, moments, n, "v");
     const bool alike = o.gradients.dtype == o.parameters.dtype;

@@ -146,6 +146,7 @@ struct AdamWOperands {
 };
 void check_adamw(const AdamWOperands& operands, std::span<const AdamWSegment> segments, const AdamWStep& step,
                  const std::optional<StochasticRounding>& rounding,
-                 const std::optional<StochasticRounding>& rounding_of_moments);
+                 const std::optional<StochasticRounding>& rounding_of_moments,
+                 const EightBitMoments& in_8_bits);
 
 }  // namespace llmc

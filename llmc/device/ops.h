@@ -25,6 +25,7 @@
 #include <span>
 
 #include "llmc/core/tensor.h"
+#include "llmc/device/fp8.h"
 #include "llmc/device/heads.h"
 #include "llmc/device/sizes.h"
 
@@ -33,6 +34,13 @@ namespace llmc {
 // The gradient norm adds sums of squares over blocks of this many elements. The norm then does not depend on
 // how a buffer is sharded, if shards are whole blocks.
 inline constexpr std::int64_t norm_block_elements = 1024;
+
+// A tensor (N,C) in 8 bits, for products of a device that takes bytes.
+struct Fp8Copies {
+    Tensor plain;       // uint8 (N,C) [optional]
+    Tensor transposed;  // uint8 (C,N) [optional]
+    Tensor inverse;     // fp32 (1): one over the scale
+};
 
 // A row with this target has no loss and no gradient.
 inline constexpr std::int32_t ignored_target = -1;
@@ -43,6 +51,15 @@ struct AdamWSegment {
     std::int64_t begin;
     std::int64_t end;
     double weight_decay;
+    std::int64_t in_small =
+        -1;  // with moments in 8 bits: its first element in EightBitMoments::m; -1: it has none there
+};
+
+// What AdamW needs beside moments m and v in 8 bits (eight_bit_moments.h): the greatest magnitude of each block of 256
+// elements, and the moments in fp32 of tensors that are too small. In a block, the elements of such tensors count as 0.
+struct EightBitMoments {
+    Tensor m_amax, v_amax;  // fp32 (n / eight_bit_block)
+    Tensor m, v;            // fp32
 };
 
 struct AdamWStep {
@@ -317,13 +334,49 @@ class Ops {
     // parameters. m and v in bf16 are rounded at random as well: to nearest, v would stay what it is where a
     // step changes it by less than 2^-9. If norm_squared is not finite, nothing is changed.
     //   parameters X (n); master fp32 (n), or `parameters` itself if X is fp32 or X is bf16 with `rounding`;
-    //   m, v fp32 or bf16 (n); gradients fp32 or X (n); norm_squared fp64 (1); segments in increasing order;
+    // m, v fp32 or bf16, or uint8 with `in_8_bits` (n, a multiple of 256); gradients fp32 or X (n); norm_squared fp64
+    // (1); segments in increasing order;
     //   rounding [optional] only if X is bf16; rounding_of_moments with m and v in bf16
     virtual void adamw(const Tensor& parameters, const Tensor& master, const Tensor& m, const Tensor& v,
                        const Tensor& gradients, const Tensor& norm_squared,
                        std::span<const AdamWSegment> segments, const AdamWStep& step,
                        const std::optional<StochasticRounding>& rounding = {},
-                       const std::optional<StochasticRounding>& rounding_of_moments = {}) = 0;
+                       const std::optional<StochasticRounding>& rounding_of_moments = {},
+                       const EightBitMoments& in_8_bits = {}) = 0;
+
+    // ---- products in 8 bits (fp8.h) ----
+
+    // out = max(out, max_i |x_i|), where NaN counts as the greatest
+    //   out fp32 (1), x bf16, any shape
+    virtual void amax(const Tensor& out, const Tensor& x) = 0;
+    // out = x rounded to `format`, with the scale of a tensor whose greatest magnitude is amax, and divided by that
+    // scale
+    //   out, x bf16 of one number of elements; amax fp32 (1)
+    virtual void quantise(const Tensor& /*out*/, const Tensor& /*x*/, const Tensor& /*amax*/,
+                          Fp8 /*format*/) {
+        programming_error("products of this device read bytes");
+    }
+
+    // The same for a device whose products read bytes (DeviceSizes::fp8_dtype): x times its scale, in the format's
+    // bytes.
+    //   x bf16 (N,C), N and C multiples of 16
+    virtual void quantise_to_bytes(const Fp8Copies& /*to*/, const Tensor& /*x*/, const Tensor& /*amax*/,
+                                   Fp8 /*format*/) {
+        programming_error("products of this device read bf16");
+    }
+    // matmul_forward and matmul_backward of operands in bytes: `in` and `weight` in e4m3, `dout` in e5m2. The forward
+    // pass reads plain copies; din needs those of dout and the transposed weight, dweight the transposed dout and in.
+    //   out, din, pre_gelu, bias bf16
+    virtual void fp8_matmul_forward(const Tensor& /*out*/, const Fp8Copies& /*in*/,
+                                    const Fp8Copies& /*weight*/, const Tensor& /*bias*/,
+                                    const Tensor& /*pre_gelu*/) {
+        programming_error("products of this device read bf16");
+    }
+    virtual void fp8_matmul_backward(const Tensor& /*din*/, const Tensor& /*dweight*/,
+                                     const Fp8Copies& /*dout*/, const Fp8Copies& /*in*/,
+                                     const Fp8Copies& /*weight*/, const Tensor& /*pre_gelu*/) {
+        programming_error("products of this device read bf16");
+    }
 
     // ---- elementwise ----
 

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "llmc/core/dtype.h"
 
@@ -22,6 +23,10 @@ struct WorkspaceRequest {
     std::int64_t window = 0;              // the most keys that a row sees; 0: no limit
     std::int64_t layernorm_channels = 0;  // C of layernorms; 0: there are none
     bool queries_apart = false;           // queries and keys lie in a tensor apart from the values
+    bool is_fp8 = false;                  // products of blocks are in 8 bits
+    // The first of them of which a rank has channels that are not a multiple of 16; 0: none.
+    std::int64_t fp8_odd_channels = 0;
+    std::string fp8_odd_product{};
 
     std::int64_t size_of_head() const { return head_size > 0 ? head_size : channels / heads; }
     std::int64_t heads_of_keys() const { return key_heads > 0 ? key_heads : heads; }
@@ -36,6 +41,9 @@ class DeviceSizes {
     virtual void require_sizes(const WorkspaceRequest& /*request*/) const {}
     // The bytes of the operations' scratch memory.
     virtual std::size_t workspace_bytes(const WorkspaceRequest& request) const = 0;
+
+    // What products in 8 bits read: bytes, or the same numbers as bf16 (fp8.h).
+    virtual DType fp8_dtype() const { return DType::bf16; }
 
     // The number of tokens in a micro-batch that keeps the device fully busy.
     virtual std::int64_t default_micro_batch_tokens() const = 0;

@@ -14,14 +14,8 @@
 #include <cstdint>
 
 #include "llmc/core/dtype.h"
+#include "llmc/core/host_device.h"
 #include "llmc/device/ops.h"
-
-// The functions marked LLMC_HOST_DEVICE run in kernels too.
-#ifdef __CUDACC__
-#define LLMC_HOST_DEVICE __host__ __device__
-#else
-#define LLMC_HOST_DEVICE
-#endif
 
 namespace llmc {
 
@@ -69,5 +63,3 @@ inline void round_stochastically(bfloat16* to, const float* from, std::int64_t b
 }
 
 }  // namespace llmc
-
-#undef LLMC_HOST_DEVICE

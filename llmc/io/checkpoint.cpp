@@ -150,6 +150,17 @@ std::optional<LossScale> loss_scale_in(const Json& manifest) {
     return LossScale{found->at("scale"), found->at("good_steps"), found->at("hysteresis_left")};
 }
 
+Json to_json(const std::optional<Fp8History>& history) {
+    if (!history) return nullptr;
+    return {{"amax", history->amax}, {"seen", history->seen}};
+}
+
+std::optional<Fp8History> fp8_history_in(const Json& manifest) {
+    const auto found = manifest.find("fp8");
+    if (found == manifest.end() || found->is_null()) return std::nullopt;
+    return Fp8History{found->at("amax"), found->at("seen")};
+}
+
 void write_checkpoint(const fs::path& folder, const std::string& run, const std::string& lineage,
                       const Progress& progress, const Json& configuration, const std::string& data,
                       const std::string& device_choices, const ParameterStore& store, UnitTransfer& transfer,
@@ -169,6 +180,7 @@ void write_checkpoint(const fs::path& folder, const std::string& run, const std:
         {"samples", progress.samples},
         {"skipped_steps", progress.skipped},
         {"loss_scale", to_json(progress.loss_scale)},
+        {"fp8", to_json(progress.fp8)},
         {"saved_at", std::chrono::duration_cast<std::chrono::nanoseconds>(now).count()},
         {"configuration", configuration},
         {"data", Json::parse(data)},
@@ -221,7 +233,8 @@ CheckpointInfo read_checkpoint(const fs::path& directory) {
                             .progress = {.step = manifest.at("step"),
                                          .samples = manifest.at("samples"),
                                          .skipped = manifest.value("skipped_steps", std::int64_t{0}),
-                                         .loss_scale = loss_scale_in(manifest)},
+                                         .loss_scale = loss_scale_in(manifest),
+                                         .fp8 = fp8_history_in(manifest)},
                             .configuration = manifest.at("configuration").dump(),
                             .saved_at = manifest.at("saved_at"),
                             .device_choices = manifest.value("device_choices", ""),
@@ -316,11 +329,11 @@ std::filesystem::path weights_in(const std::filesystem::path& path) {
     return std::filesystem::is_directory(path, ignored) && !is_model_folder(path) ? path / model_file : path;
 }
 
-void load_checkpoint(const CheckpointInfo& checkpoint, Device& device, ParameterStore& store,
-                     UnitTransfer& transfer, bool with_moments) {
+void load_checkpoint(const CheckpointInfo& checkpoint, ParameterStore& store, UnitTransfer& transfer,
+                     bool with_moments) {
     if (transfer.is_root()) verify_files(checkpoint.directory, with_moments);
     load_weights(checkpoint.directory / model_file, store, transfer);
-    if (with_moments) load_moments(checkpoint.directory / optimizer_file, device, store, transfer);
+    if (with_moments) load_moments(checkpoint.directory / optimizer_file, store, transfer);
 }
 
 namespace {

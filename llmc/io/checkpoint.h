@@ -25,7 +25,6 @@
 
 namespace llmc {
 
-// The progress of a run. Together with the seed it determines all random numbers and the order of the data.
 // The state of fp16's loss scaling (train/loss_scale.h).
 struct LossScale {
     std::int64_t scale = 1;
@@ -33,11 +32,20 @@ struct LossScale {
     std::int64_t hysteresis_left = 1;  // overflows until it is halved
 };
 
+// The state of delayed scaling in fp8 (train/fp8_scaling.h): for each operand of a product, the greatest magnitude by
+// which it is scaled, and those of the last steps, the latest last.
+struct Fp8History {
+    std::vector<float> amax;
+    std::vector<std::vector<float>> seen;
+};
+
+// The progress of a run. Together with the seed it determines all random numbers and the order of the data.
 struct Progress {
     std::int64_t step = 0;     // steps done
     std::int64_t samples = 0;  // sequences that these steps consumed
     std::int64_t skipped = 0;  // the steps of these that changed nothing, since the gradient overflowed
     std::optional<LossScale> loss_scale{};
+    std::optional<Fp8History> fp8{};
 
     std::int64_t applied() const { return step - skipped; }
 };
@@ -106,8 +114,8 @@ std::filesystem::path weights_in(const std::filesystem::path& path);
 // Verifies the sizes and checksums of the files that it reads. Loads the weights, and the moments too if
 // `with_moments`.
 // UserError names a damaged file or one of another model. All ranks call it; the transfer's root reads.
-void load_checkpoint(const CheckpointInfo& checkpoint, Device& device, ParameterStore& store,
-                     UnitTransfer& transfer, bool with_moments = true);
+void load_checkpoint(const CheckpointInfo& checkpoint, ParameterStore& store, UnitTransfer& transfer,
+                     bool with_moments = true);
 
 // The last run of a directory of results. Every start of the program is a run of its own, which records the
 // checkpoint it began from. With this record, --resume takes neither the checkpoint of an earlier run in the

@@ -26,11 +26,6 @@ namespace {
 
 // ---- dtypes of files
 
-// That of a name of --export-dtype.
-DType dtype_named(std::string_view name) {
-    return name == "bf16" ? DType::bf16 : name == "fp16" ? DType::fp16 : DType::fp32;
-}
-
 // The bytes of a tensor in a file.
 std::span<const std::byte> converted(const std::string& name, std::span<const float> values, DType dtype,
                                      std::vector<std::uint16_t>& memory) {

@@ -233,10 +233,8 @@ void MetricsWriter::write(const StepMetrics& metrics) {
         {"time", seconds_since_1970()},
     };
     if (metrics.model_flops_utilization) line["mfu"] = rounded(*metrics.model_flops_utilization, 4);
-    if (metrics.loss_scale) {
-        line["loss_scale"] = *metrics.loss_scale;
-        line["skipped_steps"] = metrics.skipped_steps;
-    }
+    if (metrics.loss_scale) line["loss_scale"] = *metrics.loss_scale;
+    if (metrics.skipped_steps) line["skipped_steps"] = *metrics.skipped_steps;
     if (metrics.val_loss) line["val_loss"] = rounded(*metrics.val_loss, 9);
     if (metrics.hellaswag) line.update(as_json(*metrics.hellaswag));
     write_line(line.dump() + "\n");

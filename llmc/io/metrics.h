@@ -39,8 +39,8 @@ struct StepMetrics {
     std::optional<double> model_flops_utilization;
     std::optional<double> val_loss;
     std::optional<HellaSwagScore> hellaswag{};
-    std::optional<double> loss_scale{};  // of this step, in fp16
-    std::int64_t skipped_steps = 0;      // since the run's start
+    std::optional<double> loss_scale{};           // of this step, in fp16
+    std::optional<std::int64_t> skipped_steps{};  // since the run's start, in fp16 and fp8
 };
 
 // The file that MetricsWriter replaces: where a link leads, if the path is one. Empty for a device and for a

@@ -339,13 +339,11 @@ void save_moments(const std::filesystem::path& file, const ParameterStore& store
     save(file, store, transfer, moments, sync);
 }
 
-void load_moments(const std::filesystem::path& file, Device& device, const ParameterStore& store,
-                  UnitTransfer& transfer) {
+void load_moments(const std::filesystem::path& file, const ParameterStore& store, UnitTransfer& transfer) {
     const auto opened = open_on_root(file, store, transfer);
     for (const Kind& kind : {first_moment, second_moment}) {
-        load(opened.get(), store, transfer, kind, [&](int unit, std::span<const float> values) {
-            upload_rounded(device, store.buffers(unit).*kind.flat, values);
-        });
+        load(opened.get(), store, transfer, kind,
+             [&](int unit, std::span<const float> values) { store.set_moments(unit, kind.flat, values); });
     }
 }
 

@@ -46,7 +46,6 @@ void load_weights(const std::filesystem::path& path, ParameterStore& store, Unit
 // AdamW's moments, as "<tensor>.exp_avg" and "<tensor>.exp_avg_sq", in the shapes of the weights.
 void save_moments(const std::filesystem::path& file, const ParameterStore& store, UnitTransfer& transfer,
                   bool sync);
-void load_moments(const std::filesystem::path& file, Device& device, const ParameterStore& store,
-                  UnitTransfer& transfer);
+void load_moments(const std::filesystem::path& file, const ParameterStore& store, UnitTransfer& transfer);
 
 }  // namespace llmc

@@ -214,9 +214,13 @@ class Deriving {
         }
         return operands;
     }
-    static bool makes_something(const DraftCall& call, Half half) {
-        return std::ranges::any_of(
-            call.operands, [&](const Operand& operand) { return writes(operand) && operand.half == half; });
+    // Local memory that both halves read is made in each.
+    bool makes_something(const DraftCall& call, Half half) {
+        return std::ranges::any_of(call.operands, [&](const Operand& operand) {
+            const bool is_for_both =
+                operand.half == Half::both && is_storage(operand) && draft_.storage(operand.index).local_of;
+            return writes(operand) && (operand.half == half || is_for_both);
+        });
     }
 
     // Splits the backward pass into two halves. `calls` lacks the last copy, which `all` has.

@@ -25,10 +25,13 @@ void keep_rows(const Running& r, const Tensor* t) {
 class DerivingRows {
   public:
     DerivingRows(PartLists& lists, Calls& draft, Placing& placing)
-        : lists_(lists), part_(*lists.part), draft_(draft), placing_(placing) {}
+        : lists_(lists), part_(*lists.part), draft_(draft), placing_(placing), sizes_(lists.sizes) {
+        // Products of bytes have multiples of 16 rows.
+        if (sizes_.fp8_dtype == DType::uint8) sizes_.fp8 = Fp8Scaling::none;
+    }
 
     void run() {
-        PartSizes whole = lists_.sizes;
+        PartSizes whole = sizes_;
         whole.split.sequence_parallel = false;
         Calls rows(part_, whole);
         for (const Node& node : part_.nodes) draft_rows(rows, node);
@@ -86,7 +89,7 @@ class DerivingRows {
         }
         Calls rows(part_, whole);
         const Ref input = rows.value(part_.input);
-        rows.set_sizes(lists_.sizes);
+        rows.set_sizes(sizes_);
         const Ref kept_input{rows.make(part_.input, Space::kept_input)};
         const bool divides = rows.divides_tokens();
         rows.calls.push_back(copy_call(
@@ -101,7 +104,7 @@ class DerivingRows {
         for (const Node& node : part_.nodes) {
             for (const auto& [value, refs] : streams)
                 rows.value(value) = is_before(node) ? refs.first : refs.second;
-            rows.set_sizes(is_before(node) ? lists_.sizes : whole);
+            rows.set_sizes(is_before(node) ? sizes_ : whole);
             const auto first = static_cast<int>(rows.storages.size());
             draft_rows(rows, node);
             if (!is_before(node) && !node.operation->has_cache) continue;
@@ -155,6 +158,7 @@ class DerivingRows {
     const Part& part_;
     Calls& draft_;
     Placing& placing_;
+    PartSizes sizes_;
 };
 
 }  // namespace

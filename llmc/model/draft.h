@@ -218,6 +218,24 @@ class Calls {
                 .shape = shape,
                 .dtype = dtype};
     }
+    // The same, for as many rows as an operand of a product has.
+    Operand local_like(std::string_view name, const Operand& of) { return local_like(name, of, of.dtype); }
+    Operand local_like(std::string_view name, const Operand& of, DType dtype) {
+        const Operand made = local(name, dtype, of.shape);
+        storage(made.index).is_fixed = of.kind == Operand::Kind::parameter || storage(of.index).is_fixed;
+        return made;
+    }
+    // For a product in 8 bits: the greatest magnitude by which an operand is scaled, or the greatest that this step has
+    // seen.
+    Operand amax(Fp8Operand of, bool is_recorded) {
+        int product = 0;
+        for (const Node* other = part_.nodes.data(); other != node_; ++other)
+            product += other->operation->may_be_in_fp8 ? 1 : 0;
+        return {.kind = Operand::Kind::amax,
+                .access = is_recorded ? Access::add : Access::read,
+                .index = 2 * (fp8_operands * product + static_cast<int>(of)) + (is_recorded ? 1 : 0),
+                .shape = {1}};
+    }
     // The value of which an input is GELU; empty if there is none.
     Operand pre_gelu(int input) {
         const int of = part_.value(in(input)).gelu_of;

@@ -275,6 +275,13 @@ std::span<const int> Outline::users(int unit, int first_part, int end_part) cons
 
 Outline outline_of(const Model& model) { return Outlining().run(model); }
 
+std::vector<std::int64_t> first_amax(const Outline& outline) {
+    std::vector<std::int64_t> first = {0};
+    for (const Outline::OutlinedPart& part : outline.parts)
+        first.push_back(first.back() + fp8_operands * fp8_products(outline.kind_of(part).part));
+    return first;
+}
+
 ModelLists derive_lists(const Outline& outline, const PartSizes& sizes) {
     ModelLists lists;
     for (const Outline::Kind& kind : outline.kinds) {

@@ -138,6 +138,10 @@ struct Outline {
     int units_count() const { return static_cast<int>(units.size()); }
 };
 
+// For each part, the number of its first operand of products in 8 bits among those of the whole model, which do not
+// depend on the mesh; then the number of all.
+std::vector<std::int64_t> first_amax(const Outline& outline);
+
 // Derives the outline. Throws a ProgrammingError that names the parameter if the parts that share it describe
 // it differently.
 Outline outline_of(const Model& model);

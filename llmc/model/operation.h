@@ -10,18 +10,36 @@
 #include <utility>
 #include <vector>
 
+#include "llmc/core/text.h"
 #include "llmc/device/ops.h"
 #include "llmc/model/tensor_parallel.h"
 #include "llmc/model/trace.h"
 
 namespace llmc {
 
+// How products in 8 bits choose the scales of their operands (device/fp8.h).
+enum class Fp8Scaling : std::uint8_t {
+    none,     // Products are in the compute dtype.
+    current,  // By the greatest magnitude of the operand that a rank has.
+    delayed   // By that of the whole operand in earlier steps.
+};
+constexpr std::string_view name_of(Fp8Scaling scaling) {
+    return name_among(scaling, "none", "current", "delayed");
+}
+
+// The operands of a product in 8 bits. With delayed scaling each has two numbers: the greatest magnitude by which it is
+// scaled, and the greatest that this step has seen so far.
+enum class Fp8Operand : std::uint8_t { input, matrix, gradient };
+inline constexpr int fp8_operands = 3;
+
 // The sizes, besides the model's, on which shapes depend.
 struct PartSizes {
     TensorSplit split{};
     std::int64_t batch = 1;  // sequences
     DType dtype = DType::fp32;
-    std::int64_t logits_rows = 1;  // rows of logits in memory at a time
+    Fp8Scaling fp8 = Fp8Scaling::none;  // of the products that may be in 8 bits
+    DType fp8_dtype = DType::bf16;      // what they read (DeviceSizes::fp8_dtype)
+    std::int64_t logits_rows = 1;       // rows of logits in memory at a time
 };
 
 // Tokens [position, position + count) of a sequence, called rows in generation.
@@ -34,8 +52,9 @@ struct Running {
     Ops& ops;
     const TensorParallel& ranks;
     const Node* node;
-    float loss_scale;  // gradients are those of loss_scale * (sum of losses)
-    RowRange rows;     // for generation
+    float loss_scale;           // gradients are those of loss_scale * (sum of losses)
+    RowRange rows;              // for generation
+    bool records_amax = false;  // whether products in 8 bits record the greatest magnitudes of their operands
 };
 using RunCall = void (*)(const Running& running, const Tensor* operands);
 
@@ -63,11 +82,20 @@ enum class Access {
 enum class Half { both, input, weight };
 
 struct Operand {
-    enum class Kind : std::uint8_t { none, storage, parameter, parameter_gradient, tokens, targets, angles };
+    enum class Kind : std::uint8_t {
+        none,
+        storage,
+        parameter,
+        parameter_gradient,
+        tokens,
+        targets,
+        angles,
+        amax
+    };
     Kind kind = Kind::none;
     Access access = Access::read;
     Half half = Half::both;
-    int index = -1;  // the number of a storage of the draft, or of a parameter of the part
+    int index = -1;  // the number of a storage of the draft, or of a parameter or an amax of the part
     // The version of its storage that it leaves, and the one that it reads.
     int version = 0, read_version = 0;
     bool is_own_tokens = false;       // only the part of the storage for the rank's own tokens
@@ -118,6 +146,7 @@ struct Operation {
     void (*recompute)(Calls& calls) = nullptr;
     int recomputed = -1;
     bool is_always_recomputed = false;
+    bool may_be_in_fp8 = false;
     bool takes_tokens = false;  // reads the tokens of the batch, which only the first part has
     bool has_cache = false;     // generation keeps the keys and values of its first input
     // its backward pass includes its forward pass, and needs nothing kept

@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -113,32 +115,188 @@ class Together {
     Operand gradient_;
 };
 
+// ---- products in 8 bits
+
+constexpr RunCall record_amax = [](const Running& r, const Tensor* t) {
+    if (r.records_amax) r.ops.amax(t[0], t[1]);
+};
+template <Fp8 format>
+constexpr RunCall run_quantise =
+    [](const Running& r, const Tensor* t) { r.ops.quantise(t[0], t[1], t[2], format); };
+
+// The greatest magnitude by which an operand is scaled. `records`: whether this is the first of its uses in a step,
+// where delayed scaling sees the magnitudes for later steps.
+Operand amax_of(Calls& c, const Operand& operand, Fp8Operand which, bool records) {
+    static constexpr std::array<std::string_view, fp8_operands> names = {
+        "amax of its input", "amax of its matrix", "amax of its gradient"};
+    if (c.sizes().fp8 == Fp8Scaling::current) {
+        Operand amax = c.local(names[static_cast<std::size_t>(which)], DType::fp32, {1});
+        amax.half = operand.half;
+        c.call("fill", run_zero, {amax});
+        amax.access = Access::add;
+        c.call("amax", run_op<&Ops::amax>, {amax, operand});
+        amax.access = Access::read;
+        return amax;
+    }
+    if (records) {
+        Operand recorded = c.amax(which, true);
+        recorded.half = operand.half == Half::both ? Half::input : operand.half;
+        c.call("amax", record_amax, {recorded, operand});
+    }
+    return c.amax(which, false);
+}
+
+// An operand of a product as the product reads it in `half` of the backward pass: rounded to 8 bits, if products are in
+// 8 bits.
+Operand in_fp8(Calls& c, Operand operand, Fp8Operand which, bool records, Half half = Half::both) {
+    static constexpr std::array<std::string_view, fp8_operands> names = {"input in fp8", "matrix in fp8",
+                                                                         "gradient in fp8"};
+    if (c.sizes().fp8 == Fp8Scaling::none) return operand;
+    operand.half = half;
+    const Operand amax = amax_of(c, operand, which, records);
+    Operand made = c.local_like(names[static_cast<std::size_t>(which)], operand);
+    made.half = half;
+    c.call("quantise", which == Fp8Operand::gradient ? run_quantise<Fp8::e5m2> : run_quantise<Fp8::e4m3>,
+           {made, operand, amax});
+    made.access = Access::read;
+    return made;
+}
+
+// The same for a device whose products read bytes (Fp8Copies).
+struct Bytes {
+    Operand plain, transposed, inverse;
+};
+bool reads_bytes(Calls& c) {
+    return c.sizes().fp8 != Fp8Scaling::none && c.sizes().fp8_dtype == DType::uint8;
+}
+template <Fp8 format>
+constexpr RunCall run_quantise_to_bytes = [](const Running& r, const Tensor* t) {
+    r.ops.quantise_to_bytes({t[0], t[1], t[2]}, t[3], t[4], format);
+};
+// `plain` and `transposed`: the half of the backward pass that reads the copy, if there is one.
+Bytes in_bytes(Calls& c, Operand operand, Fp8Operand which, bool records, std::optional<Half> plain,
+               std::optional<Half> transposed) {
+    struct Names {
+        std::string_view plain, transposed, inverse;
+    };
+    static constexpr std::array<Names, fp8_operands> all = {
+        {{"input in fp8", "transposed input in fp8", "inverse scale of its input"},
+         {"matrix in fp8", "transposed matrix in fp8", "inverse scale of its matrix"},
+         {"gradient in fp8", "transposed gradient in fp8", "inverse scale of its gradient"}}};
+    const Names& names = all[static_cast<std::size_t>(which)];
+    operand.half = plain && transposed ? Half::both : plain ? *plain : *transposed;
+    const Operand amax = amax_of(c, operand, which, records);
+    Bytes made{.plain = {}, .transposed = {}, .inverse = c.local(names.inverse, DType::fp32, {1})};
+    made.inverse.half = operand.half;
+    if (plain) {
+        made.plain = c.local_like(names.plain, operand, DType::uint8);
+        made.plain.half = *plain;
+    }
+    if (transposed) {
+        const std::int64_t columns = operand.shape.last(), rows = operand.shape.elements() / columns;
+        made.transposed = c.local(names.transposed, DType::uint8, {columns, rows});
+        made.transposed.half = *transposed;
+    }
+    c.call(
+        "quantise",
+        which == Fp8Operand::gradient ? run_quantise_to_bytes<Fp8::e5m2> : run_quantise_to_bytes<Fp8::e4m3>,
+        {made.plain, made.transposed, made.inverse, operand, amax});
+    made.plain.access = made.transposed.access = made.inverse.access = Access::read;
+    return made;
+}
+
+constexpr RunCall run_fp8_forward = [](const Running& r, const Tensor* t) {
+    r.ops.fp8_matmul_forward(t[0], {t[1], {}, t[2]}, {t[3], {}, t[4]}, t[5], t[6]);
+};
+constexpr RunCall run_fp8_backward = [](const Running& r, const Tensor* t) {
+    r.ops.fp8_matmul_backward(t[0], t[1], {t[2], t[3], t[4]}, {{}, t[5], t[6]}, {{}, t[7], t[8]}, t[9]);
+};
+
 void call_product(Calls& c, const Operand& pre_gelu) {
     Together weight(c, 0), bias(c, matrices(c.node()));
     Operand added = bias.read("own biases", Half::both);
     // If each rank makes a partial sum, one of them adds the bias.
     if (c.node().takes == Placement::divided) added = c.on_first_rank_only(added);
-    const Operand matrix = weight.read("own matrix", Half::both);
+    const Operand matrix = weight.read("own matrix", Half::both), in = c.read(0).by_token(),
+                  out = c.output(0).by_token();
+    if (reads_bytes(c)) {
+        const Bytes matrix_bytes = in_bytes(c, matrix, Fp8Operand::matrix, true, Half::both, {}),
+                    in_of = in_bytes(c, in, Fp8Operand::input, true, Half::both, {});
+        return c.call(
+            "fp8_matmul_forward", run_fp8_forward,
+            {out, in_of.plain, in_of.inverse, matrix_bytes.plain, matrix_bytes.inverse, added, pre_gelu});
+    }
+    const Operand rounded_matrix = in_fp8(c, matrix, Fp8Operand::matrix, true),
+                  rounded_in = in_fp8(c, in, Fp8Operand::input, true);
     c.call("matmul_forward", run_op<&Ops::matmul_forward>,
-           {c.output(0).by_token(), c.read(0).by_token(), matrix, added, pre_gelu});
+           {out, rounded_in, rounded_matrix, added, pre_gelu});
 }
+
+Operand shape_of(Operand operand) {
+    operand.access = Access::shape;
+    operand.half = Half::both;
+    return operand;
+}
+
 // `out` is the product's own output. If the input is GELU of another value, matmul_backward reads that value
 // and computes its gradient directly.
 void call_product_backward(Calls& c, int out) {
     Together weight(c, 0), bias(c, matrices(c.node()));
-    const Operand in = c.read(0), matrix = weight.read("own matrix", Half::input);
-    const Operand dweight = weight.gradient("own matrix's gradient"),
-                  dbias = bias.gradient("own biases' gradient"),
-                  din = c.make_gradient_before_gelu(0).by_token();
-    c.call("matmul_backward", run_op<&Ops::matmul_backward>,
-           {din, dweight, dbias, c.gradient(out).by_token(), in.by_token().for_weight(), matrix,
-            c.pre_gelu(0).for_input()});
+    const Operand matrix = weight.read("own matrix", Half::input), in = c.read(0).by_token().for_weight(),
+                  dout = c.gradient(out).by_token();
+    const auto make_gradients = [&] {
+        struct Gradients {
+            Operand weight, bias, in;
+        };
+        return Gradients{weight.gradient("own matrix's gradient"), bias.gradient("own biases' gradient"),
+                         c.make_gradient_before_gelu(0).by_token()};
+    };
+    if (c.sizes().fp8 == Fp8Scaling::none) {
+        const auto [dweight, dbias, din] = make_gradients();
+        c.call("matmul_backward", run_op<&Ops::matmul_backward>,
+               {din, dweight, dbias, dout, in, matrix, c.pre_gelu(0).for_input()});
+    } else {
+        // Biases are not in 8 bits, nor are their gradients.
+        const auto add_to_bias = [&](const Operand& dbias) {
+            if (dbias.kind == Operand::Kind::none) return;
+            c.call("matmul_backward", run_op<&Ops::matmul_backward>,
+                   {{}, {}, dbias, dout, shape_of(in), shape_of(matrix), {}});
+        };
+        if (reads_bytes(c)) {
+            const Bytes of_matrix = in_bytes(c, matrix, Fp8Operand::matrix, false, {}, Half::input),
+                        of_in = in_bytes(c, in, Fp8Operand::input, false, {}, Half::weight),
+                        of_dout = in_bytes(c, dout, Fp8Operand::gradient, true, Half::input, Half::weight);
+            const auto [dweight, dbias, din] = make_gradients();
+            c.call("fp8_matmul_backward", run_fp8_backward,
+                   {din, dweight, of_dout.plain, of_dout.transposed, of_dout.inverse, of_in.transposed,
+                    of_in.inverse, of_matrix.transposed, of_matrix.inverse, c.pre_gelu(0).for_input()});
+            add_to_bias(dbias);
+        } else {
+            const Operand of_matrix = in_fp8(c, matrix, Fp8Operand::matrix, false, Half::input),
+                          of_in = in_fp8(c, in, Fp8Operand::input, false, Half::weight),
+                          of_dout = in_fp8(c, dout, Fp8Operand::gradient, true);
+            const auto [dweight, dbias, din] = make_gradients();
+            c.call("matmul_backward", run_op<&Ops::matmul_backward>,
+                   {din, dweight, {}, of_dout, of_in, of_matrix, c.pre_gelu(0).for_input()});
+            add_to_bias(dbias);
+        }
+    }
     weight.finish_gradient();
     bias.finish_gradient();
 }
-void ask_for_product(const Part& part, const Node& node, const PartSizes&, WorkspaceRequest& request) {
-    for (const int value : {node.in[0], node.out[0]})
+void ask_for_product(const Part& part, const Node& node, const PartSizes& sizes, WorkspaceRequest& request) {
+    for (const int value : {node.in[0], node.out[0]}) {
         at_least(request.largest_matmul_channels, features_of(part, value));
+        if (sizes.fp8 == Fp8Scaling::none || !node.operation->may_be_in_fp8) continue;
+        request.is_fp8 = true;
+        const Value& of = part.value(value);
+        const Shape own = own_shape(of, sizes);
+        const std::int64_t channels = own.elements() / (own[0] * own[of.token_dim + 1]);
+        if (channels % 16 != 0 && request.fp8_odd_channels == 0) {
+            request.fp8_odd_channels = channels;
+            request.fp8_odd_product = node.name;
+        }
+    }
 }
 
 Work product_work(const Part& part, const Node& node) {
@@ -149,6 +307,7 @@ Work product_work(const Part& part, const Node& node) {
 const Operation product_row{.name = "product",
                             .forward = [](Calls& c) { call_product(c, {}); },
                             .backward = [](Calls& c) { call_product_backward(c, 0); },
+                            .may_be_in_fp8 = true,
                             .work = product_work,
                             .workspace = ask_for_product};
 
@@ -167,6 +326,7 @@ const Operation product_gelu_row{
             c.call("gelu_forward", run_op<&Ops::gelu_forward>, {c.output(0), c.output(1, Access::read)});
         },
     .recomputed = 0,
+    .may_be_in_fp8 = true,
     .work = product_work,
     .workspace = ask_for_product};
 

@@ -61,9 +61,10 @@ enum class Space : std::uint8_t {
     parameter_gradient,
     tokens,
     targets,
-    angles
+    angles,
+    amax  // two for each operand of products in 8 bits (fp8_operands)
 };
-inline constexpr std::size_t number_of_spaces = static_cast<std::size_t>(Space::angles) + 1;
+inline constexpr std::size_t number_of_spaces = static_cast<std::size_t>(Space::amax) + 1;
 
 // How much of its buffer an operand uses.
 enum class Extent : std::uint8_t {
@@ -151,6 +152,9 @@ PartLists derive_lists(const Part& part, const PartSizes& sizes, Scratch& scratc
 // Checks a part's lists in every order in which a step runs them. Throws a ProgrammingError that names the
 // operation if a call reads a value that nobody made, or that another call has overwritten.
 void check_lists(const PartLists& lists);
+
+// The products of a part that may be in 8 bits. Their numbers are in the order of their nodes.
+int fp8_products(const Part& part);
 
 bool reads_parameters(const List& list);
 std::uint64_t bytes_sent(const List& list);

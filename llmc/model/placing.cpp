@@ -49,6 +49,9 @@ ListOperand Placing::place(Calls& draft, const Operand& operand, const DraftCall
         case Operand::Kind::parameter_gradient:
             made.space = Space::parameter_gradient;
             return made;
+        case Operand::Kind::amax:
+            made.space = Space::amax;
+            return made;
         case Operand::Kind::angles: {
             auto& all = scratch_.angles;
             const auto found = std::ranges::find(all, *call.node->angles);

@@ -49,6 +49,11 @@ Tensor tensor_of(const ListOperand& operand, const PartMemory& memory, std::int6
     return tensor;
 }
 
+int fp8_products(const Part& part) {
+    return static_cast<int>(
+        std::ranges::count_if(part.nodes, [](const Node& node) { return node.operation->may_be_in_fp8; }));
+}
+
 void run_list(const List& list, const PartMemory& memory, std::int64_t sequences, const Running& running) {
     std::array<Tensor, most_operands> tensors;
     for (const ListCall& call : list) {

@@ -19,16 +19,18 @@ namespace {
 // A larger value is a typing error. The limit keeps sizes within 64 bits.
 constexpr double most_memory = 0x1p47;
 
-// A lower bound of a process's memory for any sizes: weights, gradients, moments, and the kept activations of
-// a micro-batch. A repeated part is laid out once and counted for each repetition.
+// A lower bound of a process's memory for any sizes: weights, gradients, moments (unless they are on disk), and the
+// kept activations of a micro-batch. A repeated part is laid out once and counted for each repetition.
 double least_memory(const RunSpec& spec) {
     const Sharding& sharding = spec.mesh.sharding;
     const auto size = [](DType dtype) { return static_cast<double>(size_of(dtype)); };
+    const double state =
+        spec.state_tier == StateTier::disk
+            ? 0
+            : 2 * size(spec.moments_dtype) + (spec.store_dtypes().keeps_master() ? size(DType::fp32) : 0);
     const double parameter = size(spec.dtype) * sharding.share_of_parameters() +
                              size(spec.gradient_dtype) * sharding.share_of_gradients() +
-                             (2 * size(spec.moments_dtype) +
-                              (spec.dtype == DType::fp32 || !spec.has_master ? 0 : size(DType::fp32))) *
-                                 sharding.share_of_optimizer();
+                             state * sharding.share_of_optimizer();
     const PartSizes sizes{.split = spec.mesh.split(),
                           .batch = std::max<std::int64_t>(1, spec.micro_batch_sequences),
                           .dtype = spec.dtype};

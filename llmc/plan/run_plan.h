@@ -37,9 +37,13 @@ struct RunSpec {
     // The --model whose sizes the user took unchanged; empty if options gave sizes. For messages.
     std::string model_name{};
     DType dtype = DType::fp32;
-    DType gradient_dtype = DType::fp32;  // fp32, or the same as `dtype`
-    DType moments_dtype = DType::fp32;   // fp32 or bf16
-    bool has_master = true;              // an fp32 copy of the weights, if `dtype` is not fp32
+    DType gradient_dtype = DType::fp32;        // fp32, or the same as `dtype`
+    DType moments_dtype = DType::fp32;         // fp32 or bf16, or uint8: in 8 bits
+    bool has_master = true;                    // an fp32 copy of the weights, if `dtype` is not fp32
+    Fp8Scaling fp8 = Fp8Scaling::none;         // in bf16: of the blocks' products
+    DType fp8_dtype = DType::bf16;             // what they read (DeviceSizes::fp8_dtype)
+    StateTier state_tier = StateTier::device;  // of master weights and moments
+    std::int64_t least_piece = StoreDtypes().least_piece;
     Mesh mesh;
     // Whether --reduce-every has its default, which depends on the ZeRO stage.
     bool default_reduction = true;
@@ -59,7 +63,9 @@ struct RunSpec {
     // Whether a run that does not fit the machine gets a plan all the same (RunPlan::lack).
     bool may_exceed_machine = false;
 
-    StoreDtypes store_dtypes() const { return {dtype, gradient_dtype, moments_dtype, has_master}; }
+    StoreDtypes store_dtypes() const {
+        return {dtype, gradient_dtype, moments_dtype, has_master, state_tier, least_piece};
+    }
     std::int64_t global_sequences() const { return global_batch_tokens / model.sequence_length; }
     std::int64_t rank_sequences() const { return global_sequences() / mesh.data_ranks(); }
 };

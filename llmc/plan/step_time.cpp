@@ -27,17 +27,16 @@ double tile_efficiency(double rows, double columns, int multiprocessors) {
     return tiles / (std::ceil(tiles / multiprocessors) * multiprocessors);
 }
 
-// A product (rows, inner) x (inner, columns) without its memory.
-double product_seconds(double rows, double inner, double columns, const StepRates& rates) {
-    return 2 * rows * inner * columns /
-           (rates.products * tile_efficiency(rows, columns, rates.multiprocessors));
+// A product (rows, inner) x (inner, columns) at `rate` FLOP/s, without its memory.
+double product_seconds(double rows, double inner, double columns, double rate, int multiprocessors) {
+    return 2 * rows * inner * columns / (rate * tile_efficiency(rows, columns, multiprocessors));
 }
 
 // dout (rows, outputs), weight (outputs, inputs): the gradients that the call computes.
 double product_gradient_seconds(bool of_input, bool of_weight, double rows, double outputs, double inputs,
-                                const StepRates& rates) {
-    return (of_input ? product_seconds(rows, outputs, inputs, rates) : 0) +
-           (of_weight ? product_seconds(outputs, rows, inputs, rates) : 0);
+                                double rate, int multiprocessors) {
+    return (of_input ? product_seconds(rows, outputs, inputs, rate, multiprocessors) : 0) +
+           (of_weight ? product_seconds(outputs, rows, inputs, rate, multiprocessors) : 0);
 }
 
 // out (B,T,H,D) of causal attention; half of the pairs are seen. The backward pass has five products in place of two.
@@ -77,23 +76,33 @@ double call_seconds(const ListCall& call, const Mesh& mesh, const StepRates& rat
         if (is_used(operand)) bytes += elements(operand) * static_cast<double>(size_of(operand.dtype));
     double arithmetic = 0;
     const auto& o = call.operands;
-    if (call.name == "matmul_forward") {
-        arithmetic = product_seconds(elements(o[0]) / static_cast<double>(o[0].shape.last()),
-                                     static_cast<double>(o[2].shape.last()),
-                                     static_cast<double>(o[0].shape.last()), rates);
+    const auto width = [](const ListOperand& operand) { return static_cast<double>(operand.shape.last()); };
+    const int multiprocessors = rates.multiprocessors;
+    if (call.name == "matmul_forward" || call.name == "fp8_matmul_forward") {
+        const bool is_fp8 = call.name == "fp8_matmul_forward";
+        const ListOperand& weight = o[is_fp8 ? 3 : 2];
+        arithmetic = product_seconds(elements(o[0]) / width(o[0]), width(weight), width(o[0]),
+                                     is_fp8 ? rates.fp8_products : rates.products, multiprocessors);
     } else if (call.name == "matmul_backward") {
-        const auto outputs = static_cast<double>(o[3].shape.last());
         const ListOperand& weight = is_used(o[1]) ? o[1] : o[5];
-        arithmetic = product_gradient_seconds(is_used(o[0]), is_used(o[1]), elements(o[3]) / outputs, outputs,
-                                              static_cast<double>(weight.shape.last()), rates);
+        arithmetic = product_gradient_seconds(is_used(o[0]), is_used(o[1]), elements(o[3]) / width(o[3]),
+                                              width(o[3]), width(weight), rates.products, multiprocessors);
+    } else if (call.name == "fp8_matmul_backward") {
+        // dout (rows, outputs) and its transpose, the transposes of the input (inputs, rows) and of the weight
+        if (is_used(o[0]))
+            arithmetic += product_seconds(elements(o[0]) / width(o[0]), width(o[2]), width(o[0]),
+                                          rates.fp8_products, multiprocessors);
+        if (is_used(o[1]))
+            arithmetic += product_seconds(elements(o[1]) / width(o[1]), width(o[3]), width(o[1]),
+                                          rates.fp8_products, multiprocessors);
     } else if (call.name == "losses" || call.name == "losses and gradients") {
         // losses (N), the table (V,C): a product, and the gradients of its rows and of the table.
         const double N = elements(o[0]), V = static_cast<double>(o[3].shape[0]),
                      C = static_cast<double>(o[3].shape.last());
-        arithmetic = product_seconds(N, C, V, rates);
+        arithmetic = product_seconds(N, C, V, rates.products, multiprocessors);
         bytes += 4 * N * V * static_cast<double>(size_of(o[2].dtype));  // logits, written and read twice
         if (call.name == "losses and gradients")
-            arithmetic += product_gradient_seconds(true, true, N, V, C, rates);
+            arithmetic += product_gradient_seconds(true, true, N, V, C, rates.products, multiprocessors);
     } else if (call.name == "attention_forward") {
         arithmetic = attention_seconds(o[0], *call.node, false, rates);
     } else if (call.name == "attention_backward") {

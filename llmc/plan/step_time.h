@@ -20,6 +20,7 @@ struct LinkRate {
 // The rates of one GPU and its links.
 struct StepRates {
     double products = 0;      // FLOP/s of matrix products
+    double fp8_products = 0;  // and of those in 8 bits
     double attention = 0;     // FLOP/s of the products in attention
     double memory = 0;        // bytes/s
     double launch = 0;        // seconds of a kernel, at least

@@ -17,7 +17,11 @@ namespace {
 
 PartSizes part_sizes(const RunPlan& plan) {
     const RunSpec& spec = plan.spec;
-    PartSizes sizes{.split = spec.mesh.split(), .batch = plan.micro_batch, .dtype = spec.dtype};
+    PartSizes sizes{.split = spec.mesh.split(),
+                    .batch = plan.micro_batch,
+                    .dtype = spec.dtype,
+                    .fp8 = spec.fp8,
+                    .fp8_dtype = spec.fp8_dtype};
     // The rows of logits computed at a time: as many as fit in logits_bytes, a multiple of the products' tile
     // if more than a tile fits.
     constexpr std::int64_t tile = 128;
@@ -85,6 +89,21 @@ RunPlan plan_of_whole_pipeline(const RunSpec& spec, std::int64_t micro_batch) {
     return plan;
 }
 
+// The number of pieces of each unit's optimizer state on disk; empty if it is in memory.
+std::vector<int> state_pieces(const RunPlan& plan) {
+    const RunSpec& spec = plan.spec;
+    std::vector<int> counts;
+    if (spec.state_tier == StateTier::device || !spec.trains) return counts;
+    const Sharding& sharding = spec.mesh.sharding;
+    for (const Outline::OutlinedUnit& unit : plan.outline->units) {
+        const std::int64_t elements =
+            UnitLayout(unit.spec, spec.mesh.tensor_place()).padded_elements(sharding.ranks());
+        counts.push_back(count_of_pieces(
+            sharding.keeps_optimizer_whole() ? elements : elements / sharding.shards, spec.least_piece));
+    }
+    return counts;
+}
+
 StepSpec step_spec(const RunPlan& plan, int stage) {
     return {.part = plan.parts[static_cast<std::size_t>(stage)],
             .stage = stage,
@@ -92,7 +111,9 @@ StepSpec step_spec(const RunPlan& plan, int stage) {
             .sharding = plan.spec.mesh.sharding,
             .tensor = plan.spec.mesh.split(),
             .rounds_gradients = plan.spec.gradient_dtype != DType::fp32,
-            .recompute = plan.spec.recompute};
+            .reduces_amax = plan.spec.fp8 == Fp8Scaling::delayed,
+            .recompute = plan.spec.recompute,
+            .state_pieces = state_pieces(plan)};
 }
 
 std::vector<StagePart> parts_of_pipeline(const RunSpec& spec) {

@@ -23,10 +23,13 @@ std::vector<std::string> convention_names() {
     return names;
 }
 
-Convention convention_named(std::string_view name, bool is_bf16, double gradient_bytes) {
+Convention convention_named(std::string_view name, const StoreDtypes& dtypes) {
     const auto* const found = std::ranges::find(conventions, name, &Convention::name);
     if (found != conventions.end()) return *found;
-    return is_bf16 ? Convention{"ours", 2, gradient_bytes, 12, 8} : Convention{"ours", 4, 4, 8, 8};
+    const auto bytes = [](DType dtype) { return static_cast<double>(size_of(dtype)); };
+    const double master = dtypes.compute != DType::fp32 && dtypes.has_master ? 4 : 0,
+                 moments = 2 * bytes(dtypes.moments);
+    return {"ours", bytes(dtypes.compute), bytes(dtypes.gradients), master + moments, moments};
 }
 
 ConventionalMemory conventional_memory(const ConventionRequest& request) {

@@ -9,6 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "llmc/parallel/zero/parameter_store.h"
+
 namespace llmc {
 
 // Bytes a parameter. With Adam the optimizer's include a master copy, where the convention has one.
@@ -17,9 +19,9 @@ struct Convention {
     double weights, gradients, optimizer;
     double moments;  // of the optimizer's bytes: Adam's two; SGD with momentum has one
 };
-// `ours` depends on the dtypes of a run; the other conventions do not.
+// That of this trainer, `ours`, depends on the dtypes of a run; the other conventions do not.
 std::vector<std::string> convention_names();
-Convention convention_named(std::string_view name, bool is_bf16, double gradient_bytes);
+Convention convention_named(std::string_view name, const StoreDtypes& dtypes);
 
 // GB of each kind of state.
 struct StateGb {

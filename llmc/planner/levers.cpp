@@ -51,7 +51,10 @@ std::vector<std::pair<std::string_view, std::string>> smaller_options(const Plan
         add(true, "micro-batch-size", half);
         add(half > 1, "micro-batch-size", 1);
     }
-    add(spec.dtype != DType::fp32 && spec.gradient_dtype == DType::fp32, "gradient-dtype", "bf16");
+    add(spec.dtype == DType::bf16 && spec.gradient_dtype == DType::fp32, "gradient-dtype", "bf16");
+    add(spec.moments_dtype == DType::fp32, "moments-dtype", "bf16");
+    add(spec.moments_dtype != DType::uint8, "moments-dtype", "8bit");
+    add(spec.dtype == DType::bf16 && spec.has_master, "master-dtype", "none");
     add(spec.dtype == DType::fp32, "dtype", "bf16");
     if (spec.mesh.tensor > 1 && !spec.mesh.sequence_parallel)
         options.emplace_back("sequence-parallel", "--sequence-parallel");

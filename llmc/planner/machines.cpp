@@ -28,6 +28,7 @@ class CpuSizes final : public DeviceSizes {
     std::size_t workspace_bytes(const WorkspaceRequest& request) const override {
         return device_->sizes().workspace_bytes(request);
     }
+    DType fp8_dtype() const override { return device_->sizes().fp8_dtype(); }
     std::int64_t default_micro_batch_tokens() const override {
         return device_->sizes().default_micro_batch_tokens();
     }
@@ -143,6 +144,7 @@ StepRates peak_rates(const PlannedMachines& machines, DType dtype, bool uses_tf3
     const double flops = gpu.peak(dtype, uses_tf32);
     // Without a link of their own, GPUs of a machine exchange over PCIe.
     return {.products = flops,
+            .fp8_products = gpu.fp8,
             .attention = flops,
             .memory = 1e9 * gpu.memory_gbs,
             .node = {.bytes = 1e9 * (gpu.link_gbs > 0 ? gpu.link_gbs : gpu.pcie_gbs)},
@@ -155,6 +157,7 @@ StepRates measured_rates(const PlannedMachines& machines, DType dtype, bool uses
     StepRates rates = peak_rates(machines, dtype, uses_tf32);
     const bool is_ampere = machines.gpu->chip.architecture < 90;
     rates.products *= is_ampere ? 0.87 : 0.8;
+    rates.fp8_products *= 0.71;
     rates.attention *= is_ampere ? 0.5 : 0.33;
     rates.memory *= 0.9;
     rates.launch = 4e-6;

@@ -149,10 +149,10 @@ std::string time_text(const PlannedRun& run) {
     const double utilization = *run.flops_per_token() * time.tokens_per_second / run.mesh->world() /
                                gpu.peak(run.spec->dtype, run.options.tf32);
     return fmt::format(
-        "{} a step at least, {} expected, +-{:.0f}%: {} tokens/s, {} of each GPU, {:.1f}% of its peak",
+        "{} a step at least, {} expected, +-{:.0f}%: {} tokens/s, {} of each GPU, {:.1f}% of its peak{}",
         human_seconds(*time.bound), human_seconds(time.expected), 100 * time_error,
         human_count(time.tokens_per_second), human_count(time.tokens_per_second / run.mesh->world()),
-        100 * utilization);
+        100 * utilization, run.spec->fp8 == Fp8Scaling::none ? "" : " in bf16");
 }
 
 std::string cost_text(const PlannedRun& run, const Cost& cost) {

@@ -34,6 +34,7 @@ class WithoutLimits final : public DeviceSizes {
     std::size_t workspace_bytes(const WorkspaceRequest& request) const override {
         return sizes_.workspace_bytes(request);
     }
+    DType fp8_dtype() const override { return sizes_.fp8_dtype(); }
     std::int64_t default_micro_batch_tokens() const override { return sizes_.default_micro_batch_tokens(); }
     std::int64_t default_logits_bytes() const override { return sizes_.default_logits_bytes(); }
 
@@ -71,7 +72,8 @@ Verdict verdict_of(const PlannedRun& run) {
 
 // The speed of CPUs is not known, and that of a described GPU in bf16 alone.
 bool has_time(const PlannedRun& run) {
-    return run.machines.gpu && run.machines.gpu->peak(run.spec->dtype, run.options.tf32) > 0;
+    return run.machines.gpu && run.machines.gpu->peak(run.spec->dtype, run.options.tf32) > 0 &&
+           (run.spec->fp8 == Fp8Scaling::none || run.machines.gpu->fp8 > 0);
 }
 
 std::optional<PlannedTime> estimated_time(const PlannedRun& run, const ShortPlans& plans) {
@@ -355,8 +357,9 @@ std::optional<ConventionalMemory> PlannedRun::convention() const {
     constexpr double gb = 1e9;
     const bool is_ours = asked.convention == "ours";
     ConventionRequest request{
-        .convention = convention_named(asked.convention, options.compute_dtype() == DType::bf16,
-                                       static_cast<double>(size_of(options.kept_gradient_dtype()))),
+        .convention = convention_named(asked.convention,
+                                       {options.compute_dtype(), options.kept_gradient_dtype(),
+                                        options.kept_moments_dtype(), options.master_dtype != "none"}),
         .parameters = parameters(),
         .activation_gb = parse_bytes(asked.activations).value_or(0) / gb,
         .half_weights = asked.activations == "half-weights",

@@ -386,8 +386,10 @@ class Numbers {
         read(run, with_options(arguments_, open), unused);
         given_ = run.asked;
         of_machine_ = run.machines.gpu->node > 2 ? run.machines.gpu->node : 8;
-        most_speed_ = measured_rates(run.machines, run.options.compute_dtype(), run.options.tf32).products *
-                      software_share / *run.flops_per_token();
+        const StepRates rates = measured_rates(run.machines, run.options.compute_dtype(), run.options.tf32);
+        const double flops =
+            run.options.fp8 == "none" ? rates.products : std::max(rates.products, rates.fp8_products);
+        most_speed_ = flops * software_share / *run.flops_per_token();
         Search found = best_meshes(run);
         search_.considered += found.considered;
         search_.simulated += found.simulated;
@@ -436,6 +438,8 @@ void refuse_unsearchable(const PlannedRun& run) {
     if (run.machines.gpu->peak(run.options.compute_dtype(), run.options.tf32) == 0)
         user_error("--search compares times, and those of {} on this GPU are not known; give --dtype bf16",
                    run.options.dtype);
+    if (run.options.fp8 != "none" && run.machines.gpu->fp8 == 0)
+        user_error("--search compares times, and those of fp8 on this GPU are not known; give --fp8 none");
     if (asked.speed) user_error("--search compares times, which --speed replaces; leave one of them out");
     if (asked.days && !asked.tokens) user_error("--days is the time for --tokens; give them too");
     if (asked.days && (asked.gpus || asked.processes))

@@ -55,9 +55,13 @@ struct StateTensor {
         const ElementRange own = store.updated(unit);
         const ElementRange range =
             intersection({entry->offset, entry->offset + entry->shape.elements()}, own);
-        return range.size() == 0 ||
-               llmc::is_finite(device,
-                               (store.buffers(unit).*flat).flat(range.begin - own.begin, range.size()));
+        if (range.size() == 0) return true;
+        bool is_finite = true;
+        store.for_each_held(
+            unit, flat, {range.begin - own.begin, range.end - own.begin}, [&](const Tensor& held) {
+                is_finite = is_finite && (held.dtype == DType::uint8 || llmc::is_finite(device, held));
+            });
+        return is_finite;
     }
 };
 
@@ -248,9 +252,10 @@ std::vector<NamedShare> shares_of(Device& device, const ParameterStore& store, i
                                              ? store.layout(unit).ranks()
                                              : TensorRank{};
                 named.share.number = (is_whole ? 0 : shard) * ranks.size + ranks.rank;
-                if (part.size() > 0)
-                    named.share.hash =
-                        hash((store.buffers(unit).*flat).flat(part.begin - range.begin, part.size()));
+                if (part.size() == 0) return;
+                store.for_each_held(
+                    unit, flat, {part.begin - range.begin, part.end - range.begin},
+                    [&](const Tensor& held) { named.share.hash = 31 * named.share.hash + hash(held); });
             };
             const bool whole_state = sharding.keeps_optimizer_whole();
             if (sharding.keeps_parameters_whole()) {

@@ -21,6 +21,7 @@ std::int64_t first_scale(const Options& options) {
 LossScaler::LossScaler(const Options& options)
     : scales_(options.compute_dtype() == DType::fp16),
       is_dynamic_(scales_ && !options.loss_scale),
+      is_fp8_(options.fp8_scaling() != Fp8Scaling::none),
       window_(options.loss_scale_window),
       hysteresis_(options.loss_scale_hysteresis),
       state_{.hysteresis_left = options.loss_scale_hysteresis} {
@@ -44,6 +45,12 @@ void LossScaler::see_overflow(std::int64_t step) {
     constexpr int most_in_a_row = 10;
     ++skipped_in_a_row_;
     if (!is_dynamic_) {
+        if (skipped_in_a_row_ == most_in_a_row && is_fp8_)
+            user_error(
+                "step {}: the gradient was not finite in {} steps in a row with products in 8 bits; give "
+                "--fp8 none, or "
+                "a smaller --lr",
+                step, most_in_a_row);
         if (skipped_in_a_row_ == most_in_a_row)
             user_error(
                 "step {}: the gradient overflowed in {} steps in a row at --loss-scale {}; give a smaller "

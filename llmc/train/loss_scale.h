@@ -14,10 +14,12 @@ inline constexpr std::int64_t most_loss_scale = std::int64_t{1} << 60;
 
 class LossScaler {
   public:
-    // The options must be complete. It does nothing, with a scale of 1, unless they compute in fp16.
+    // The options must be complete. The scale is 1 unless they compute in fp16.
     explicit LossScaler(const Options& options);
 
     bool scales() const { return scales_; }
+    // Whether a step whose gradient is not finite is skipped: in fp16, and with products in 8 bits.
+    bool skips() const { return scales_ || is_fp8_; }
     double scale() const { return static_cast<double>(state_.scale); }
     // For checkpoints; nothing if the scale is fixed or there is none.
     std::optional<LossScale> state() const { return is_dynamic_ ? std::optional(state_) : std::nullopt; }
@@ -26,11 +28,11 @@ class LossScaler {
     // A step that was applied.
     void see_good_step();
     // A step that was skipped since its gradient overflowed. UserError, which names `step`, if the scale cannot shrink:
-    // it is 1, or fixed in the tenth skipped step in a row.
+    // it is 1, or there is none or a fixed one in the tenth skipped step in a row.
     void see_overflow(std::int64_t step);
 
   private:
-    bool scales_, is_dynamic_;
+    bool scales_, is_dynamic_, is_fp8_;
     std::int64_t window_, hysteresis_;
     int skipped_in_a_row_ = 0;
     LossScale state_;

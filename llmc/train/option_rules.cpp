@@ -19,6 +19,7 @@
 #include "llmc/train/folder_options.h"
 #include "llmc/train/generate.h"
 #include "llmc/train/loss_scale.h"
+#include "llmc/train/precision.h"
 #include "llmc/train/resume.h"
 
 namespace llmc {
@@ -85,6 +86,11 @@ std::vector<DependentSetting> dependent_settings() {
                   has_loss_scale),
         dependent("loss-scale-hysteresis", &Options::loss_scale_hysteresis, "dtype", "loss-scale-hysteresis",
                   needs_fp16, has_loss_scale),
+        dependent("fp8-history", &Options::fp8_history, "fp8", "fp8-history", "needs --fp8 delayed",
+                  [](const Options& o) { return o.fp8 == "delayed"; }),
+        dependent("nvme-dir", &Options::nvme_dir, "offload-optimizer", "nvme-dir",
+                  "needs --offload-optimizer nvme",
+                  [](const Options& o) { return o.offload_optimizer == "nvme"; }),
         dependent("recompute-every", &Options::recompute_every, "recompute", "recompute-every",
                   "needs --recompute selective or block", recomputes),
     };
@@ -158,6 +164,7 @@ void check_ranges(const Options& o) {
                                                      : "loss-scale-hysteresis");
     require_range<std::int64_t>("loss-scale-window", o.loss_scale_window, 1, many);
     require_range<std::int64_t>("loss-scale-hysteresis", o.loss_scale_hysteresis, 1, many);
+    require_range<std::int64_t>("fp8-history", o.fp8_history, 1, 1 << 16);
     require_range<std::int64_t>("comm-timeout", o.communication_timeout, 1, 1 << 20);
     require_range<std::int64_t>("zero-stage", o.zero_stage, 0, 3);
     require_range<std::int64_t>("check-replicas-every", o.check_replicas_every, 0, many);
@@ -241,6 +248,7 @@ void complete(Options& o, const Sources& sources) {
     o.resume = sources.resume;
     o.weights = sources.weights;
     o.notes.insert(o.notes.end(), sources.notes.begin(), sources.notes.end());
+    take_precision(o);
     const bool goes_on = sources.checkpoint && !o.generate;
     if (goes_on) take_checkpoint(o, sources);
     // Another model that was asked for has its own architecture.
@@ -269,12 +277,15 @@ ModelChoices Options::choices_of_model() const {
 
 Model Options::make_model() const { return llmc::make_model(family_of(model), choices_of_model()); }
 
-DType Options::compute_dtype() const {
-    return dtype == "bf16" ? DType::bf16 : dtype == "fp16" ? DType::fp16 : DType::fp32;
+DType Options::compute_dtype() const { return dtype_named(dtype.empty() ? "fp32" : dtype); }
+DType Options::kept_gradient_dtype() const { return dtype_named(gradient_dtype); }
+DType Options::kept_moments_dtype() const {
+    return moments_dtype == "8bit" ? DType::uint8 : dtype_named(moments_dtype);
 }
 
-DType Options::kept_gradient_dtype() const { return gradient_dtype == "bf16" ? DType::bf16 : DType::fp32; }
-DType Options::kept_moments_dtype() const { return moments_dtype == "bf16" ? DType::bf16 : DType::fp32; }
+Fp8Scaling Options::fp8_scaling() const {
+    return fp8 == "delayed" ? Fp8Scaling::delayed : fp8 == "current" ? Fp8Scaling::current : Fp8Scaling::none;
+}
 
 ScheduleKind Options::schedule_kind() const {
     for (const auto kind :
@@ -456,49 +467,6 @@ Configuration configured(const Options& options, DeviceKind device, const JobPla
     run.mesh = run.options.mesh(place.processes, place.rank);
     settle_mesh(run.options, run.mesh);
     return run;
-}
-
-Options for_device(Options o, DeviceKind device) {
-    const bool cuda = device == DeviceKind::cuda;
-    o.device = cuda ? "cuda" : "cpu";
-    if (o.dtype.empty()) o.dtype = cuda ? "bf16" : "fp32";
-    if (cuda && o.dtype == "fp16")
-        user_error("--dtype fp16 has kernels on the CPU only; give --dtype bf16, or --device cpu");
-    if (o.dtype != "bf16" && o.gradient_dtype == "bf16") {
-        user_error("--gradient-dtype bf16 needs --dtype bf16, but --dtype is {}; try --dtype bf16", o.dtype);
-    }
-    if (o.dtype != "bf16" && o.master_dtype == "none")
-        user_error("--master-dtype none needs --dtype bf16, but --dtype is {}; try --dtype bf16", o.dtype);
-    if (o.master_dtype == "none" && !o.stochastic_rounding && o.is_given("stochastic-rounding") &&
-        !o.inherited.contains("stochastic-rounding"))
-        user_error("--master-dtype none rounds weights stochastically; leave out --stochastic-rounding");
-    if (cuda && o.generate) o.moments_dtype = o.master_dtype = "fp32";  // those of the run on a CPU
-    for (const auto& [option, dtype] : {std::pair("moments", o.moments_dtype), {"master", o.master_dtype}})
-        if (cuda && dtype != "fp32")
-            user_error("--{}-dtype {} has kernels on the CPU only; give --{}-dtype fp32, or --device cpu",
-                       option, dtype, option);
-    if (o.dtype != "bf16" && o.stochastic_rounding) {
-        user_error("--stochastic-rounding rounds weights to bf16, but --dtype is {}; try --dtype bf16",
-                   o.dtype);
-    }
-    if (!cuda) {  // a run on GPUs may go on here
-        if (o.inherited.contains("attention")) o.attention = Options().attention;
-        if (o.inherited.contains("tf32")) o.tf32 = Options().tf32;
-    }
-    const auto require_gpu = [&](bool given, const char* option) {
-        if (given && !cuda)
-            user_error("{} needs a GPU, but this run computes on the CPU; leave it out, or try --device cuda",
-                       option);
-    };
-    require_gpu(o.attention == "cudnn", "--attention cudnn");
-    require_gpu(o.tf32, "--tf32");
-    require_gpu(o.cuda_sync, "--cuda-sync");
-    require_gpu(o.share_gpu, "--share-gpu");
-    if (o.attention == "cudnn" && o.dtype != "bf16")
-        user_error("--attention cudnn needs --dtype bf16, but --dtype is {}; try --attention flash", o.dtype);
-    if (o.tf32 && o.dtype != "fp32")
-        user_error("--tf32 needs --dtype fp32, but --dtype is {}; leave it out", o.dtype);
-    return o;
 }
 
 }  // namespace llmc

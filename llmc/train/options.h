@@ -57,10 +57,15 @@ struct Options {
     std::optional<std::int64_t> global_batch_tokens;  // default: depends on the sequence length
     std::optional<std::int64_t> micro_batch_size;     // default: the plan chooses it
     std::uint64_t seed = 1;
-    std::string dtype;  // default: depends on the device
+    std::string precision;  // a level (precision.h), or empty
+    std::string dtype;      // default: depends on the device
     std::string gradient_dtype = "fp32";
     std::string moments_dtype = "fp32";
     std::string master_dtype = "fp32";
+    std::string fp8 = "none";
+    std::string offload_optimizer = "none";
+    std::string nvme_dir;  // of --offload-optimizer nvme; several, separated by commas
+    std::int64_t fp8_history = 16;
     std::optional<std::int64_t> loss_scale;          // fixed; default: dynamic
     std::optional<std::int64_t> initial_loss_scale;  // default: depends on the batch
     std::int64_t loss_scale_window = 2000;
@@ -135,14 +140,16 @@ struct Options {
     std::vector<std::string> notes;                 // to print: settings that are ignored or change nothing
     // From the checkpoint of --resume or --init (resume.h); true if the configuration of its run gave it.
     std::map<std::string, bool, std::less<>> inherited;
-    // Whether a setting was given, directly or by a checkpoint. All others have defaults.
+    std::set<std::string, std::less<>> of_precision;  // the settings that the level of --precision set
+    // Whether a setting was given, directly, by a level or by a checkpoint. All others have defaults.
     bool is_given(std::string_view name) const {
-        return given.contains(name) || lines.contains(name) || inherited.contains(name);
+        return given.contains(name) || lines.contains(name) || inherited.contains(name) ||
+               of_precision.contains(name);
     }
     // Whether somebody gave a setting, to this run or to the one that it continues.
     bool was_chosen(std::string_view name) const {
         const auto earlier = inherited.find(name);
-        return given.contains(name) || lines.contains(name) ||
+        return given.contains(name) || lines.contains(name) || of_precision.contains(name) ||
                (earlier != inherited.end() && earlier->second);
     }
     std::string weights;                // the file or the checkpoint that --init means
@@ -176,6 +183,7 @@ struct Options {
     DType compute_dtype() const;
     DType kept_gradient_dtype() const;
     DType kept_moments_dtype() const;
+    Fp8Scaling fp8_scaling() const;
     // Whether weights are rounded to bf16 at random.
     bool rounds_stochastically() const { return stochastic_rounding || master_dtype == "none"; }
     ScheduleKind schedule_kind() const;

@@ -201,6 +201,7 @@ bool PreparedRun::has_work() const {
 void PreparedRun::load_weights() {
     HostCommunicator& world = session.world();
     trainer.emplace(options, plan, device(), world, ranks->groups, checkpoint.has_value());
+    if (const std::string note = trainer->store().note(); !note.empty()) session.console().note(note);
     if (!ranks->nccl) world.set_staging(trainer->arenas()[plan.communication]);
     // From here on, a closed output pipe (Ctrl-C also ends `tee` in a pipe to it) does not kill the program,
     // so that the training is still saved.

@@ -15,6 +15,7 @@
 #include "llmc/train/command_line.h"
 #include "llmc/train/outputs.h"
 #include "llmc/train/pipeline_report.h"
+#include "llmc/train/precision.h"
 #include "llmc/train/prepared_run.h"
 
 namespace llmc {
@@ -159,19 +160,35 @@ std::string sent_text(std::span<const StageNeeds> stages) {
     return text;
 }
 
+std::string offload_text(const PreparedRun& run) {
+    const Options& options = run.options;
+    if (options.offload_optimizer == "cpu")
+        return "none: the CPU device's memory is that of the host (--offload-optimizer cpu)";
+    const std::uint64_t bytes = run.plan.store.file_bytes;
+    if (bytes == 0) return "";
+    return fmt::format("{} per process in {}, of which a step reads and writes all", human_bytes(bytes),
+                       options.nvme_dir);
+}
+
 Rows header_rows(const PreparedRun& run) {
     const Device& device = run.device();
     const DType dtype = run.plan.spec.dtype;
     const std::string note = device.note(dtype);
     Rows rows = {
-        {"device", fmt::format("{}, {}{}{}", device.description(), name_of(dtype),
+        {"device", fmt::format("{}, {}{}{}{}", device.description(), name_of(dtype),
+                               run.plan.spec.fp8 == Fp8Scaling::none
+                                   ? ""
+                                   : fmt::format(", products of blocks in fp8 with {} scaling",
+                                                 name_of(run.plan.spec.fp8)),
                                note.empty() ? "" : " (" + note + ")",
                                run.place.note.empty() ? "" : "; no GPU: " + run.place.note)},
+        {"precision", precision_text(run.options)},
         {"mesh", run.plan.spec.mesh.description()},
         {"pipeline", pipeline_text(run.plan)},
         {"model", run.plan.spec.model.description},
         {"parameters", grouped(count_parameters(run.plan.spec.model))},
         {"memory", memory_text(run.plan.spec.mesh, run.plan.stages)},
+        {"offload", offload_text(run)},
         {"beside it", device.memory_beside_arenas(run.ranks->memory)},
         {"sends", sent_text(run.plan.stages)},
         {"algorithms", kind_of_choices(device).empty() ? "" : run.algorithms.row()},
@@ -249,9 +266,8 @@ Rows summary_rows(const PreparedRun& run, const Outcome& outcome) {
                                               plural(outcome.steps, "step"),
                                               grouped(static_cast<std::int64_t>(tokens / outcome.seconds))));
         if (const std::int64_t skipped = run.trainer->progress().skipped; skipped > 0)
-            rows.emplace_back("skipped",
-                              fmt::format("{} since the run's start, whose gradients overflowed fp16",
-                                          plural(skipped, "step")));
+            rows.emplace_back("skipped", fmt::format("{} since the run's start, whose gradients overflowed",
+                                                     plural(skipped, "step")));
         rows.emplace_back("metrics", metrics_file(run.options, run.out_dir).string());
     }
     if (!outcome.checkpoint.empty()) rows.emplace_back("checkpoint", outcome.checkpoint.string());

@@ -33,6 +33,8 @@ constexpr std::array step_settings = {"train-data",
                                       "gradient-dtype",
                                       "moments-dtype",
                                       "master-dtype",
+                                      "fp8",
+                                      "fp8-history",
                                       "loss-scale",
                                       "initial-loss-scale",
                                       "loss-scale-window",
@@ -101,8 +103,9 @@ namespace {
 // checkpoint. It keeps those that change the results, and those that say when it validates, samples and saves.
 // The mesh, the device and the use of memory may be others.
 bool is_kept(std::string_view name, bool trains, bool was_given) {
-    constexpr std::array evaluation_settings = {
-        "train-data", "val-data", "val-batches", "global-batch-tokens", "dtype", "attention", "tf32"};
+    constexpr std::array evaluation_settings = {"train-data",          "val-data",  "val-batches",
+                                                "global-batch-tokens", "dtype",     "fp8",
+                                                "fp8-history",         "attention", "tf32"};
     constexpr std::array training_settings = {
         "val-every",        "eval-hellaswag", "eval-every",  "eval-examples",   "sample-every",
         "sample-tokens",    "prompt",         "temperature", "top-k",           "top-p",
@@ -129,8 +132,9 @@ void take_checkpoint(Options& options, const Sources& sources) {
     // Whether a setting belongs to the value of another one that is given and differs.
     const auto goes_with_another = [&](std::string_view name) {
         if (name == "val-data") return is_changed("train-data");
-        if (name == "gradient-dtype" || name == "master-dtype" || name == "stochastic-rounding" ||
-            name == "attention" || name == "tf32" || name.find("loss-scale") != std::string_view::npos)
+        if (name == "gradient-dtype" || name == "master-dtype" || name == "fp8" ||
+            name == "stochastic-rounding" || name == "attention" || name == "tf32" ||
+            name.find("loss-scale") != std::string_view::npos)
             return is_changed("dtype");
         return name == "keep-best" && now.val_every == 0;
     };
@@ -280,6 +284,9 @@ std::vector<std::string> differences(const CheckpointInfo& checkpoint, const Opt
     if (options.steps > 0 && options.dtype == "fp16" && !options.loss_scale &&
         !checkpoint.progress.loss_scale)
         notes.emplace_back("the checkpoint has no loss scale, so it starts afresh");
+    if (options.steps > 0 && options.fp8 == "delayed" && !checkpoint.progress.fp8)
+        notes.emplace_back(
+            "the checkpoint has no history of products in 8 bits, so their scales start afresh");
     if (differs("val-data") && then["val-data"].is_null() != now["val-data"].is_null()) {
         notes.push_back(fmt::format(
             "--val-data is {}, but was {} in the checkpoint; without it, the last tenth of a training "

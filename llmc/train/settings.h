@@ -208,9 +208,12 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
         {"End the job if a process does not answer for N seconds; on GPUs, N must exceed the time of a step"},
         any);
 
-    group("Precision and devices");
+    group("Precision");
+    setting("precision", o.precision, {"Set the formats of numbers together; options given beside it win"},
+            Choices{"fp32", "tf32", "bf16", "fp16", "te-fp8", "bf16-stochastic"});
     setting("dtype", o.dtype, {"Compute in this format (default: bf16 on GPUs, fp32 on the CPU)"},
             Choices{"fp32", "bf16", "fp16"});
+    setting("tf32", o.tf32, {"On GPUs, round the factors of fp32 products to TF32"}, any);
     setting("loss-scale", o.loss_scale,
             {"With --dtype fp16, multiply the loss by N, a power of two (default: a scale that adapts)"},
             any);
@@ -223,15 +226,23 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
     setting("gradient-dtype", o.gradient_dtype,
             {"Keep and reduce gradients in this format; bf16 needs --dtype bf16"}, Choices{"fp32", "bf16"});
     setting("moments-dtype", o.moments_dtype,
-            {"Keep AdamW's moments in this format; bf16 is rounded stochastically"}, Choices{"fp32", "bf16"});
+            {"Keep AdamW's moments in this format; bf16 is rounded stochastically"},
+            Choices{"fp32", "bf16", "8bit"});
     setting("master-dtype", o.master_dtype,
             {"With --dtype bf16, keep a copy of the weights in fp32, or none and round them stochastically"},
             Choices{"fp32", "none"});
+    setting("fp8", o.fp8,
+            {"With --dtype bf16, multiply in the blocks in 8 bits, scaled by the numbers themselves or by "
+             "those of the last steps"},
+            Choices{"none", "current", "delayed"});
+    setting("fp8-history", o.fp8_history,
+            {"With --fp8 delayed, scale by the greatest numbers of the last N steps"}, any);
+
+    group("Devices");
     setting("device", o.device, {"Compute on this device; auto uses GPUs if there are any"},
             Choices{"auto", "cpu", "cuda"});
     setting("attention", o.attention, {"On GPUs, use this program's own attention kernels or cuDNN's"},
             Choices{"flash", "cudnn"});
-    setting("tf32", o.tf32, {"On GPUs, round the factors of fp32 products to TF32"}, any);
     setting("cuda-sync", o.cuda_sync, {"Wait for every GPU kernel, so that an error names the kernel"}, any);
     setting("share-gpu", o.share_gpu, {"Let several processes share one GPU, for tests"}, any);
 
@@ -256,6 +267,15 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
     setting("overlap-grad-reduce", o.overlap_grad_reduce, {"Overlap communication with computation"}, any);
     setting("check-replicas-every", o.check_replicas_every,
             {"Compare the processes' copies of the state every N steps; 0: never"}, any);
+
+    group("Offload");
+    setting("offload-optimizer", o.offload_optimizer,
+            {"Keep AdamW's moments and the master weights in host memory, or on a disk"},
+            Choices{"none", "cpu", "nvme"});
+    setting("nvme-dir", o.nvme_dir,
+            {"With --offload-optimizer nvme, keep them in DIR, or each process in one of several",
+             "DIR[,DIR...]"},
+            any);
 
     group("Tensor parallelism");
     setting("tensor-parallel", o.tensor_parallel, {"Split each layer over N processes"}, any);

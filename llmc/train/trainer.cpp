@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <functional>
 #include <numeric>
+#include <sstream>
 #include <string>
 
 #include "llmc/core/error.h"
@@ -35,6 +36,15 @@ std::string broadcast_text(Communicator& world, const std::string& own, int root
     return {reinterpret_cast<const char*>(words.data()), static_cast<std::size_t>(bytes)};
 }
 
+// Processes take the drives in turn.
+std::string drive_of(const std::string& directories, int rank) {
+    std::vector<std::string> drives;
+    std::istringstream names(directories);
+    for (std::string name; std::getline(names, name, ',');)
+        if (!name.empty()) drives.push_back(name);
+    return drives.empty() ? "" : drives[static_cast<std::size_t>(rank) % drives.size()];
+}
+
 }  // namespace
 
 Trainer::Trainer(const Options& options, const RunPlan& plan, Device& device, Communicator& world,
@@ -44,12 +54,14 @@ Trainer::Trainer(const Options& options, const RunPlan& plan, Device& device, Co
       device_(device),
       world_(world),
       arenas_(device, plan.memory),
-      store_(device, arenas_, plan.store, options.weight_decay, plan.spec.mesh.shard()),
+      store_(device, arenas_, plan.store, options.weight_decay, plan.spec.mesh.shard(),
+             drive_of(options.nvme_dir, plan.spec.mesh.rank)),
       transfer_(device, store_, world, plan.spec.mesh, plan.parts),
       executor_(*plan.lists, device, groups, store_, bind(plan.activations, arenas_),
                 static_cast<int>(plan.micro_batches), options.overlap_grad_reduce),
       schedule_(schedule_of(options)),
-      scaler_(options) {
+      scaler_(options),
+      fp8_(options, *plan.outline) {
     device.ops().set_workspace(arenas_[plan.workspace]);
     if (resumes) return;
     if (options.init.empty()) {
@@ -57,13 +69,22 @@ Trainer::Trainer(const Options& options, const RunPlan& plan, Device& device, Co
     } else {
         naming_option("--init", [&] {
             if (std::filesystem::is_directory(options.weights) && !is_model_folder(options.weights)) {
-                load_checkpoint(read_checkpoint(options.weights), device, store_, transfer_, false);
+                load_checkpoint(read_checkpoint(options.weights), store_, transfer_, false);
             } else {
                 load_weights(options.weights, store_, transfer_);
             }
         });
     }
     executor_.run(plan_.parameter_gathers, {});
+    begin_fp8();
+}
+
+void Trainer::begin_fp8() {
+    if (!fp8_.is_delayed()) return;
+    executor_.record_weights();
+    fp8_.begin(executor_.recorded_amax());
+    executor_.set_amax(fp8_.amax());
+    progress_.fp8 = fp8_.state();
 }
 
 std::set<std::int64_t> Trainer::row_counts(std::int64_t prompt_tokens) const {
@@ -143,11 +164,12 @@ StepMetrics Trainer::train_step(TrainingBatches& batches) {
                                    .adamw = adamw,
                                    .before_update = before_update,
                                    .rounding_seed = rounding_seed(),
-                                   .moments_seed = moments_seed()});
+                                   .moments_seed = moments_seed(),
+                                   .records_amax = fp8_.is_delayed()});
     const StepResults results = executor_.results();
     const double loss = results.loss_sum / global_tokens;
     const double norm = std::sqrt(results.norm_squared) / scaler_.scale();
-    const bool is_skipped = scaler_.scales() && std::isfinite(loss) && !std::isfinite(norm);
+    const bool is_skipped = scaler_.skips() && std::isfinite(loss) && !std::isfinite(norm);
     const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
     if (!is_skipped && (!std::isfinite(loss) || !std::isfinite(norm))) {
         const ForwardPasses passes = forward_passes(plan_.training.micro_batches, std::ref(load));
@@ -164,6 +186,11 @@ StepMetrics Trainer::train_step(TrainingBatches& batches) {
     progress_.samples += plan_.global_sequences();
     progress_.skipped += is_skipped ? 1 : 0;
     progress_.loss_scale = scaler_.state();
+    if (fp8_.is_delayed() && !is_skipped) {
+        fp8_.see(executor_.recorded_amax());
+        executor_.set_amax(fp8_.amax());
+        progress_.fp8 = fp8_.state();
+    }
     return {.step = progress_.step,
             .loss = loss,
             .grad_norm = is_skipped ? std::nullopt : std::optional(norm),
@@ -175,7 +202,7 @@ StepMetrics Trainer::train_step(TrainingBatches& batches) {
             .model_flops_utilization = model_flops_utilization(global_tokens / elapsed.count()),
             .val_loss = {},
             .loss_scale = scaler_.scales() ? std::optional(scale) : std::nullopt,
-            .skipped_steps = progress_.skipped};
+            .skipped_steps = scaler_.skips() ? std::optional(progress_.skipped) : std::nullopt};
 }
 
 std::optional<double> Trainer::model_flops_utilization(double tokens_per_second) const {
@@ -356,7 +383,7 @@ ForwardPasses Trainer::forward_passes(
 }
 
 void Trainer::resume(const CheckpointInfo& checkpoint) {
-    load_checkpoint(checkpoint, device_, store_, transfer_, plan_.spec.trains);
+    load_checkpoint(checkpoint, store_, transfer_, plan_.spec.trains);
     progress_ = checkpoint.progress;
     scaler_.restore(progress_.loss_scale);
     progress_.loss_scale = scaler_.state();
@@ -366,6 +393,9 @@ void Trainer::resume(const CheckpointInfo& checkpoint) {
     if (const auto seed = rounding_seed(); seed && store_.has_master() && progress_.applied() > 0)
         store_.round_stochastically(*seed, progress_.applied());
     executor_.run(plan_.parameter_gathers, {});
+    const bool has_history = fp8_.restore(progress_.fp8);
+    progress_.fp8 = fp8_.state();
+    has_history ? executor_.set_amax(fp8_.amax()) : begin_fp8();
 }
 
 }  // namespace llmc

@@ -23,6 +23,7 @@
 #include "llmc/parallel/zero/unit_transfer.h"
 #include "llmc/plan/run_plan.h"
 #include "llmc/train/diagnosis.h"
+#include "llmc/train/fp8_scaling.h"
 #include "llmc/train/loss_scale.h"
 #include "llmc/train/options.h"
 
@@ -65,10 +66,11 @@ class Trainer {
     // The algorithms of all stages (Device::choices).
     const std::string& algorithms() const { return algorithms_; }
 
-    // Trains one step: loads this rank's micro-batches (RunPlan::share) and performs the list of actions. In fp16, a
-    // step whose gradient overflowed is skipped: it counts, but changes nothing. Otherwise UserError on all ranks if
-    // the loss or the gradient is not finite; it names the first tensor that is not. UserError also if ranks that must
-    // have the same parameters or optimizer state differ, where --check-replicas-every compares them.
+    // Trains one step: loads this rank's micro-batches (RunPlan::share) and performs the list of actions. In fp16 and
+    // with products in 8 bits, a step whose gradient overflowed is skipped: it counts, but changes nothing. Otherwise
+    // UserError on all ranks if the loss or the gradient is not finite; it names the first tensor that is not.
+    // UserError also if ranks that must have the same parameters or optimizer state differ, where
+    // --check-replicas-every compares them.
     StepMetrics train_step(TrainingBatches& batches);
 
     // Whether the times of actions are measured (step_streams.h), and the times of the last step's actions.
@@ -127,6 +129,8 @@ class Trainer {
     AdamWStep adamw_step() const;
     // For stochastic rounding of weights and of moments, if the options ask for it.
     std::optional<std::uint64_t> rounding_seed() const, moments_seed() const;
+    // Scales products in 8 bits without a history.
+    void begin_fp8();
     std::optional<double> model_flops_utilization(double tokens_per_second) const;
     std::string advice_if_not_finite() const;  // for errors about numbers that are not finite
 
@@ -140,6 +144,7 @@ class Trainer {
     Executor executor_;
     Schedule schedule_;
     LossScaler scaler_;
+    Fp8Scaler fp8_;
     Progress progress_;
     std::string algorithms_;
     std::int64_t step_before_run_ = 0;  // the last step before this run

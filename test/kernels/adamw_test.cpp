@@ -1,5 +1,6 @@
 // AdamW's kernel: it has the bits of the CPU device, leaves padding unchanged, and rounds at random.
 #include "llmc/device/cuda/adamw.cuh"
+#include "llmc/device/cuda/adamw_8bit.cuh"
 
 #include <algorithm>
 #include <bit>
@@ -50,8 +51,12 @@ struct Launches : llmc::cuda::LaunchObserver {
     int count = 0;
 };
 
-template <class X, class Gradient = float>
+template <class X, class Gradient = float, class Moment = float, class Master = float>
 struct Unit {
+    // In bf16, moments and weights without a master copy are always rounded at random.
+    static constexpr bool rounds_moments = !std::is_same_v<Moment, float>,
+                          has_master = !std::is_same_v<X, Master>;
+
     explicit Unit(std::int64_t n)
         : elements(n), parameters(n), w(n), m(n), v(n), gradients(n), norm_squared(1), coefficients(1) {}
 
@@ -60,9 +65,10 @@ struct Unit {
         draw.normal(w, 0.02);
         draw.normal(m, 0.1);
         draw.normal(v, 0.1);
-        for (std::int64_t i = 0; i < elements; ++i) v[i] *= v[i];
+        for (std::int64_t i = 0; i < elements; ++i)
+            v[i] = llmc::cuda::from_float<Moment>(to_float(v[i]) * to_float(v[i]));
         draw.normal(gradients, 1);
-        for (std::int64_t i = 0; i < elements; ++i) parameters[i] = llmc::cuda::from_float<X>(w[i]);
+        for (std::int64_t i = 0; i < elements; ++i) parameters[i] = llmc::cuda::from_float<X>(to_float(w[i]));
         norm_squared[0] = 7.5;
     }
 
@@ -71,33 +77,43 @@ struct Unit {
         Launches launches;
         on.observer = &launches;
         llmc::cuda::store_coefficients(on, coefficients.data(), step);
-        llmc::cuda::adamw(on, parameters.data(), w.data(), m.data(), v.data(), gradients.data(),
-                          norm_squared.data(), coefficients.data(), segments, rounding);
+        const llmc::cuda::AdamWBuffers<X, Master, Moment, Gradient> buffers{
+            parameters.data(), w.data(), m.data(), v.data(), gradients.data()};
+        llmc::cuda::adamw(on, buffers, norm_squared.data(), coefficients.data(), segments,
+                          of_weights(rounding), of_moments());
         synchronize();
         // A launch for the coefficients, and one for all tensors if they have elements.
         const bool any =
             std::ranges::any_of(segments, [](const auto& each) { return each.end > each.begin; });
         EXPECT_EQ(launches.count, any ? 2 : 1);
-        if constexpr (std::is_same_v<X, float>) parameters.copy_from(w);
+        if constexpr (!has_master) parameters.copy_from(w);
     }
 
     void update_on_cpu(const std::vector<AdamWSegment>& segments, const AdamWStep& step,
                        const std::optional<StochasticRounding>& rounding = {}) {
         const llmc::Tensor master = tensor(w, {elements});
-        const bool own_master = !std::is_same_v<X, float>;
-        cpu().adamw(own_master ? tensor(parameters, {elements}) : master, master, tensor(m, {elements}),
+        cpu().adamw(has_master ? tensor(parameters, {elements}) : master, master, tensor(m, {elements}),
                     tensor(v, {elements}), tensor(gradients, {elements}), tensor(norm_squared, {1}), segments,
-                    step, rounding);
-        if constexpr (std::is_same_v<X, float>) parameters.copy_from(w);
+                    step, of_weights(rounding), of_moments());
+        if constexpr (!has_master) parameters.copy_from(w);
+    }
+
+    static std::optional<StochasticRounding> of_weights(const std::optional<StochasticRounding>& rounding) {
+        return !has_master && !std::is_same_v<X, float> && !rounding ? StochasticRounding{seed(), 128}
+                                                                     : rounding;
+    }
+    static std::optional<StochasticRounding> of_moments() {
+        return rounds_moments ? std::optional(StochasticRounding{seed(), std::int64_t{128} << 31})
+                              : std::nullopt;
     }
 
     // Compares bits.
     void expect_same(const Unit& other) const {
         Comparison comparison;
         for (std::int64_t i = 0; i < elements; ++i) {
-            comparison.see_equal("m", i, m[i], other.m[i]);
-            comparison.see_equal("v", i, v[i], other.v[i]);
-            comparison.see_equal("w", i, w[i], other.w[i]);
+            comparison.see_equal("m", i, to_float(m[i]), to_float(other.m[i]));
+            comparison.see_equal("v", i, to_float(v[i]), to_float(other.v[i]));
+            comparison.see_equal("w", i, to_float(w[i]), to_float(other.w[i]));
             comparison.see_equal("parameters", i, to_float(parameters[i]), to_float(other.parameters[i]));
         }
         EXPECT_TRUE(comparison.good()) << comparison.first_failure();
@@ -105,16 +121,20 @@ struct Unit {
 
     std::int64_t elements;
     Array<X> parameters;
-    Array<float> w, m, v;
+    Array<Master> w;
+    Array<Moment> m, v;
     Array<Gradient> gradients;
     Array<double> norm_squared;
     Array<AdamWCoefficients> coefficients;
 };
 
-// Parameters in fp32, in bf16, and in bf16 with gradients in bf16.
+// Parameters in fp32, bf16 and fp16; gradients in bf16; moments in bf16; no master copy.
 template <class U>
 class AdamW : public testing::Test {};
-using Units = testing::Types<Unit<float>, Unit<bf16>, Unit<bf16, bf16>>;
+using Units = testing::Types<Unit<float>, Unit<bf16>, Unit<fp16>, Unit<bf16, bf16>, Unit<float, float, bf16>,
+                             Unit<bf16, float, bf16>, Unit<fp16, float, bf16>, Unit<bf16, bf16, bf16>,
+                             Unit<bf16, float, float, bf16>, Unit<bf16, bf16, float, bf16>,
+                             Unit<bf16, float, bf16, bf16>, Unit<bf16, bf16, bf16, bf16>>;
 TYPED_TEST_SUITE(AdamW, Units);
 
 TYPED_TEST(AdamW, GivesTheBitsOfTheCpu) {
@@ -125,9 +145,11 @@ TYPED_TEST(AdamW, GivesTheBitsOfTheCpu) {
             unit.draw(seed());
             expected.draw(seed());
             // The first step divides by the smallest corrections. The second is without clipping. At the late
-            // step the corrections are 1.
-            for (const auto& [step, max_grad_norm] : {std::pair{1, 1.0}, {2, 0.0}, {100000, 2.0}}) {
+            // step the corrections are 1. The last gradients are scaled.
+            for (const auto& [step, max_grad_norm] :
+                 {std::pair{1, 1.0}, {2, 0.0}, {100000, 2.0}, {3, 0x1p-10}}) {
                 AdamWStep at = ordinary_step;
+                if (step == 3) at.loss_scale = 0x1p10;
                 at.step = step;
                 at.max_grad_norm = max_grad_norm;
                 unit.update(on, segments, at);
@@ -242,6 +264,10 @@ void expect_bits_of_the_cpu() {
 }
 TEST(AdamWRounding, GivesTheBitsOfTheCpu) { expect_bits_of_the_cpu<Unit<bf16>>(); }
 TEST(AdamWRounding, GivesTheBitsOfTheCpuWithGradientsInBf16) { expect_bits_of_the_cpu<Unit<bf16, bf16>>(); }
+TEST(AdamWRounding, GivesTheBitsOfTheCpuWithMomentsInBf16) {
+    expect_bits_of_the_cpu<Unit<bf16, float, bf16>>();
+    expect_bits_of_the_cpu<Unit<bf16, bf16, bf16>>();
+}
 
 // A rank that holds a shard rounds it in the same way as a rank that holds everything.
 TEST(AdamWRounding, DoesNotDependOnShards) {
@@ -332,6 +358,137 @@ TEST(AdamWRounding, RefusesWhatItCannotDo) {
                  llmc::ProgrammingError);
     EXPECT_THROW(unit.update(on, {{0, 64, 0}}, ordinary_step, StochasticRounding{1, 2}),
                  llmc::ProgrammingError);
+}
+
+// ---- moments in 8 bits ----
+
+// A unit whose moments are in 8 bits, with those of its small tensors beside them.
+template <class X, class Master = float, class Gradient = float>
+struct EightBitUnit {
+    static constexpr bool has_master = !std::is_same_v<X, Master>;
+
+    explicit EightBitUnit(std::int64_t n)
+        : elements(n),
+          parameters(n),
+          w(n),
+          m(n),
+          v(n),
+          m_amax(n / 256),
+          v_amax(n / 256),
+          small_m(n),
+          small_v(n),
+          gradients(n),
+          norm_squared(1),
+          coefficients(1) {}
+
+    void draw(std::uint64_t from) {
+        Draw draw(from);
+        draw.normal(w, 0.02);
+        draw.normal(gradients, 1);
+        for (Array<float>* each : {&m_amax, &v_amax, &small_m, &small_v}) {
+            draw.normal(*each, 0.1);
+            for (std::int64_t i = 0; i < each->size(); ++i) (*each)[i] = std::fabs((*each)[i]);
+        }
+        for (Array<std::uint8_t>* each : {&m, &v}) {
+            for (std::int64_t i = 0; i < elements; ++i)
+                (*each)[i] = static_cast<std::uint8_t>(draw.below(256));
+        }
+        for (std::int64_t i = 0; i < elements; ++i) parameters[i] = llmc::cuda::from_float<X>(to_float(w[i]));
+        norm_squared[0] = 7.5;
+    }
+
+    static std::optional<StochasticRounding> rounding(bool is_random) {
+        const bool must = !has_master && !std::is_same_v<X, float>;
+        return is_random || must ? std::optional(StochasticRounding{seed(), 256}) : std::nullopt;
+    }
+
+    void update(const LaunchContext& on, const std::vector<AdamWSegment>& segments, const AdamWStep& step,
+                bool is_random) {
+        llmc::cuda::store_coefficients(on, coefficients.data(), step);
+        const llmc::cuda::EightBitBuffers<X, Master, Gradient> buffers{
+            parameters.data(), w.data(),       m.data(),       v.data(),        m_amax.data(),
+            v_amax.data(),     small_m.data(), small_v.data(), gradients.data()};
+        llmc::cuda::adamw_8bit(on, buffers, elements, norm_squared.data(), coefficients.data(), segments,
+                               rounding(is_random));
+        synchronize();
+        if constexpr (!has_master) parameters.copy_from(w);
+    }
+
+    void update_on_cpu(const std::vector<AdamWSegment>& segments, const AdamWStep& step, bool is_random) {
+        const auto bytes = [&](Array<std::uint8_t>& array) {
+            return llmc::Tensor{
+                reinterpret_cast<std::byte*>(array.data()), llmc::DType::uint8, {array.size()}};
+        };
+        const auto all = [](auto& array) { return tensor(array, {array.size()}); };
+        const llmc::Tensor master = all(w);
+        cpu().adamw(has_master ? all(parameters) : master, master, bytes(m), bytes(v), all(gradients),
+                    all(norm_squared), segments, step, rounding(is_random), {},
+                    {all(m_amax), all(v_amax), all(small_m), all(small_v)});
+        if constexpr (!has_master) parameters.copy_from(w);
+    }
+
+    void expect_same(const EightBitUnit& other) const {
+        Comparison comparison;
+        for (std::int64_t i = 0; i < elements; ++i) {
+            comparison.see_equal("m", i, m[i], other.m[i]);
+            comparison.see_equal("v", i, v[i], other.v[i]);
+            comparison.see_equal("small m", i, small_m[i], other.small_m[i]);
+            comparison.see_equal("small v", i, small_v[i], other.small_v[i]);
+            comparison.see_equal("w", i, to_float(w[i]), to_float(other.w[i]));
+            comparison.see_equal("parameters", i, to_float(parameters[i]), to_float(other.parameters[i]));
+        }
+        for (std::int64_t i = 0; i < m_amax.size(); ++i) {
+            comparison.see_equal("amax of m", i, m_amax[i], other.m_amax[i]);
+            comparison.see_equal("amax of v", i, v_amax[i], other.v_amax[i]);
+        }
+        EXPECT_TRUE(comparison.good()) << comparison.first_failure();
+    }
+
+    std::int64_t elements;
+    Array<X> parameters;
+    Array<Master> w;
+    Array<std::uint8_t> m, v;
+    Array<float> m_amax, v_amax, small_m, small_v;
+    Array<Gradient> gradients;
+    Array<double> norm_squared;
+    Array<AdamWCoefficients> coefficients;
+};
+
+template <class U>
+class AdamW8Bit : public testing::Test {};
+using EightBitUnits =
+    testing::Types<EightBitUnit<float>, EightBitUnit<fp16>, EightBitUnit<bf16>,
+                   EightBitUnit<bf16, float, bf16>, EightBitUnit<bf16, bf16>, EightBitUnit<bf16, bf16, bf16>>;
+TYPED_TEST_SUITE(AdamW8Bit, EightBitUnits);
+
+TYPED_TEST(AdamW8Bit, GivesTheBitsOfTheCpu) {
+    // The first tensors share blocks with small ones and with padding.
+    const std::vector<AdamWSegment> segments = {
+        {0, 300, 0}, {384, 424, 0.1, 8}, {512, 5056, 0.1}, {5120, 5240, 0, 1000}, {5248, 10000, 0.3}};
+    const bool has_bf16 = std::is_same_v<decltype(TypeParam::parameters), Array<bf16>>;
+    for (const auto& on : contexts()) {
+        for (const bool is_random : has_bf16 ? std::vector{false, true} : std::vector{false}) {
+            TypeParam unit(40 * 256), expected(40 * 256);
+            unit.draw(seed());
+            expected.draw(seed());
+            for (const std::int64_t step : {1, 2, 100000}) {
+                AdamWStep at = ordinary_step;
+                at.step = step;
+                unit.update(on, segments, at, is_random);
+                expected.update_on_cpu(segments, at, is_random);
+            }
+            unit.expect_same(expected);
+        }
+    }
+}
+
+TYPED_TEST(AdamW8Bit, LeavesAllAloneIfTheNormIsNotFinite) {
+    TypeParam unit(512), before(512);
+    unit.draw(seed());
+    before.draw(seed());
+    unit.norm_squared[0] = HUGE_VAL;
+    unit.update(launch_contexts().front(), {{0, 512, 0.1}}, ordinary_step, false);
+    unit.expect_same(before);
 }
 
 }  // namespace

@@ -95,11 +95,10 @@ TYPED_TEST(AttentionBackward, MatchesTheCpu) {
         AttentionInputs<X> in(s, draw);
         Array<X> dqkv(in.qkv.size()), expected(in.qkv.size());
         in.run_on_cpu(expected);
-        // Both may have the errors that the reference derives. Only the kernel for tensor cores rounds p and
-        // ds.
-        const auto of_kernel = lab::reference_attention_backward(
-            in.dout, in.qkv, in.out, in.lse, s, std::is_same_v<X, bf16> ? lab::unit_roundoff<bf16> : 0);
-        const auto of_cpu = lab::reference_attention_backward(in.dout, in.qkv, in.out, in.lse, s, 0);
+        // Both may have the errors that the reference derives. Only kernels for tensor cores round p and ds.
+        const auto of_kernel = lab::reference_attention_backward(in.dout, in.qkv, in.out, in.lse, s,
+                                                                 lab::rounding_of_weights<X>);
+        const auto of_cpu = lab::reference_attention_backward(in.dout, in.qkv, in.out, in.lse, s, {});
         for (const auto& on : launch_contexts()) {
             dqkv.clear();
             launch_backward(on, dqkv, in);

@@ -127,11 +127,12 @@ void compare(Comparison& comparison, const Attention<X>& got, const Attention<X>
             comparison.see("lse", row, got.lse[row], wanted.lse[row],
                            2 * (weight_error + n * u + 5 * u * (std::log(n) + score)));
             for (int c = 0; c < s.head_size; ++c) {
-                // Weights sum to 1, so sum_j p_j |v_j| is at most the largest |v_j|. In bf16 the kernel
-                // rounds its weights to bf16; the CPU does not. The remaining errors are those of sums of n
-                // terms and of a division.
+                // Weights sum to 1, so sum_j p_j |v_j| is at most the largest |v_j|. The kernel for tensor cores
+                // rounds its weights, of which the greatest is 1; the CPU does not. The remaining errors are those
+                // of sums of n terms and of a division.
                 const double value = largest_value[static_cast<std::size_t>(c)];
-                const double rounding = std::is_same_v<X, bf16> ? lab::unit_roundoff<bf16> : 0;
+                const double rounding =
+                    lab::rounding_of_weights<X>.error(1) + n * lab::rounding_of_weights<X>.absolute;
                 const std::int64_t i =
                     ((head / s.heads * s.sequence + t) * s.heads + head % s.heads) * s.head_size + c;
                 const double error = value * (2 * weight_error + (3 * n + 4) * u);

@@ -64,10 +64,12 @@ void draw_bits(Guarded<float>& to, Draw& draw) {
         }
     }
 }
-void draw_bits(Guarded<bf16>& to, Draw& draw) {
-    to.all.fill(llmc::cuda::from_float<bf16>(1));
+template <class X>
+void draw_bits(Guarded<X>& to, Draw& draw) {
+    to.all.fill(llmc::cuda::from_float<X>(1));
     for (std::int64_t i = 0; i < to.elements; ++i) {
-        to[i] = __ushort_as_bfloat16(static_cast<unsigned short>(draw.below(1 << 16)));
+        const auto bits = static_cast<std::uint16_t>(draw.below(1 << 16));
+        std::memcpy(static_cast<void*>(&to[i]), &bits, sizeof bits);
     }
 }
 
@@ -90,8 +92,14 @@ void test_cast() {
         }
     }
 }
-TYPED_TEST(Elementwise, CastToFp32) { test_cast<float, TypeParam>(); }
-TYPED_TEST(Elementwise, CastToBf16) { test_cast<bf16, TypeParam>(); }
+TEST(ElementwiseOther, CastToFp32) {
+    test_cast<float, bf16>();
+    test_cast<float, fp16>();
+}
+TEST(ElementwiseOther, CastFromFp32) {
+    test_cast<bf16, float>();
+    test_cast<fp16, float>();
+}
 
 TYPED_TEST(Elementwise, Add) {
     using X = TypeParam;
@@ -132,7 +140,11 @@ TYPED_TEST(Elementwise, AddsWhereOneOperandIsMisaligned) {
     out.expect_same(expected);
 }
 
-TYPED_TEST(Elementwise, Accumulate) {
+template <class X>
+class ElementwiseGradients : public Kernels<X> {};
+TYPED_TEST_SUITE(ElementwiseGradients, Fp32AndBf16);
+
+TYPED_TEST(ElementwiseGradients, Accumulate) {
     using X = TypeParam;
     Draw draw(seed());
     for (const auto& on : contexts()) {
@@ -161,8 +173,8 @@ void test_fill() {
         for (const Piece& piece : shapes(pieces, pieces_for_races)) {
             Guarded<T> out(piece), expected(piece);
             T value;
-            if constexpr (std::is_same_v<T, bf16>) {
-                value = llmc::cuda::from_float<bf16>(-2.6f);
+            if constexpr (sizeof(T) == 2) {
+                value = llmc::cuda::from_float<T>(-2.6f);
             } else {
                 value = static_cast<T>(-2.6f);
             }
@@ -181,8 +193,6 @@ TYPED_TEST(Elementwise, AllFinite) {
     using X = TypeParam;
     Draw draw(seed());
     Array<std::int32_t> flag(1);
-    const X largest = std::is_same_v<X, float> ? llmc::cuda::from_float<X>(0x1.fffffep127f)
-                                               : llmc::cuda::from_float<X>(0x1.fep127f);
     const float not_finite[] = {NAN, INFINITY, -INFINITY, -NAN};
     bool first = true;  // whether it is the first of the contexts
     for (const auto& on : contexts()) {
@@ -190,7 +200,7 @@ TYPED_TEST(Elementwise, AllFinite) {
         for (const Piece& piece : shapes(pieces, {{37, 0}, {4100, 0}})) {
             Guarded<X> x(piece);  // the surrounding elements are NaN
             for (std::int64_t i = 0; i < piece.elements; ++i) {
-                x[i] = i % 3 == 0 ? largest : llmc::cuda::from_float<X>(i % 3 == 1 ? 0.0f : 0x1p-133f);
+                x[i] = llmc::cuda::from_float<X>(i % 3 == 0 ? largest<X> : i % 3 == 1 ? 0.0f : 0x1p-133f);
             }
             const auto finite = [&] {
                 flag.clear();

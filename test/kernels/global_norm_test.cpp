@@ -10,7 +10,7 @@ constexpr std::int64_t elements = llmc::norm_block_elements;
 
 template <class X>
 class GlobalNormOf : public Kernels<X> {};
-TYPED_TEST_SUITE(GlobalNormOf, Dtypes);
+TYPED_TEST_SUITE(GlobalNormOf, Fp32AndBf16);
 
 TYPED_TEST(GlobalNormOf, SquaresOfBlocks) {
     for (const auto& on : launch_contexts()) {

@@ -20,6 +20,7 @@ using lab::Array;
 using lab::Comparison;
 using lab::Draw;
 using llmc::cuda::bf16;
+using llmc::cuda::fp16;
 using llmc::cuda::LaunchContext;
 using llmc::cuda::to_float;
 
@@ -66,12 +67,21 @@ inline llmc::Tensor tensor(Array<float>& array, const llmc::Shape& shape) {
 inline llmc::Tensor tensor(Array<bf16>& array, const llmc::Shape& shape) {
     return {reinterpret_cast<std::byte*>(array.data()), llmc::DType::bf16, shape};
 }
+inline llmc::Tensor tensor(Array<fp16>& array, const llmc::Shape& shape) {
+    return {reinterpret_cast<std::byte*>(array.data()), llmc::DType::fp16, shape};
+}
 inline llmc::Tensor tensor(Array<double>& array, const llmc::Shape& shape) {
     return {reinterpret_cast<std::byte*>(array.data()), llmc::DType::fp64, shape};
 }
 inline llmc::Tensor tensor(Array<std::int32_t>& array, const llmc::Shape& shape) {
     return {reinterpret_cast<std::byte*>(array.data()), llmc::DType::int32, shape};
 }
+
+// The largest number of X
+template <class X>
+inline constexpr float largest = std::is_same_v<X, float>  ? 0x1.fffffep127f
+                                 : std::is_same_v<X, bf16> ? 0x1.fep127f
+                                                           : 65504.0f;
 
 // The error bound if two devices compute the same number in fp32, each within `error` of the true one, and
 // round it to X.
@@ -82,6 +92,8 @@ double twice_rounded(double value, double error) {
 
 template <class X>
 class Kernels : public testing::Test {};
-using Dtypes = testing::Types<float, bf16>;
+using Dtypes = testing::Types<float, bf16, fp16>;
+using HalfDtypes = testing::Types<bf16, fp16>;
+using Fp32AndBf16 = testing::Types<float, bf16>;
 
 }  // namespace kernel_test

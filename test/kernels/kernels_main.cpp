@@ -216,8 +216,8 @@ void register_lab() {
         for (const lab::Variant& variant : operation.variants) {
             for (const llmc::DType dtype : operation.dtypes) {
                 if (!has_variant(operation, variant, dtype)) continue;
-                const std::string name = "kernel" + std::to_string(variant.number) +
-                                         (dtype == llmc::DType::fp32 ? "_fp32" : "_bf16");
+                const std::string name =
+                    "kernel" + std::to_string(variant.number) + "_" + std::string(name_of(dtype));
                 testing::RegisterTest(
                     ("Lab." + operation.name).c_str(), name.c_str(), nullptr, nullptr, __FILE__, __LINE__,
                     [&operation, &variant, dtype] { return new LabTest(operation, variant, dtype); });
@@ -244,7 +244,7 @@ static bool time_lab(const std::string& json, std::string_view only, bool best_a
         for (const llmc::DType dtype : operation.dtypes) {
             if (best_alone && dtype != llmc::DType::bf16) continue;
             lab::SessionOptions options;
-            options.dtype = dtype == llmc::DType::fp32 ? "fp32" : "bf16";
+            options.dtype = name_of(dtype);
             options.seed = kernel_test::seed();
             options.json = json;
             if (best_alone) {

@@ -20,7 +20,7 @@ const std::vector<Shape> matmul_shapes = {{130, 8, 136},   {2, 8, 16},     {1, 4
 
 template <class X>
 class Matmul : public Kernels<X> {};
-TYPED_TEST_SUITE(Matmul, Dtypes);
+TYPED_TEST_SUITE(Matmul, Fp32AndBf16);
 
 TYPED_TEST(Matmul, Forward) {
     using X = TypeParam;

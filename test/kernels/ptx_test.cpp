@@ -17,6 +17,7 @@ namespace kernel_test::ptx_kernels {
 using namespace llmc::cuda;
 
 // The arrays hold the registers of each thread, one thread after another.
+template <class X>
 __global__ void mma(float* d, const std::uint32_t* a, const std::uint32_t* b) {
     const int thread = static_cast<int>(threadIdx.x);
     float d_registers[4];
@@ -24,7 +25,7 @@ __global__ void mma(float* d, const std::uint32_t* a, const std::uint32_t* b) {
     for (int i = 0; i < 4; ++i) d_registers[i] = d[4 * thread + i];
     for (int i = 0; i < 4; ++i) a_registers[i] = a[4 * thread + i];
     for (int i = 0; i < 2; ++i) b_registers[i] = b[2 * thread + i];
-    mma_m16n8k16(d_registers, a_registers, b_registers);
+    mma_m16n8k16<X>(d_registers, a_registers, b_registers);
     for (int i = 0; i < 4; ++i) d[4 * thread + i] = d_registers[i];
 }
 
@@ -88,8 +89,9 @@ __global__ void reciprocal(float* out, const float* in) {
 }
 __global__ void tanh(float* out, const float* in) { out[threadIdx.x] = tanh_approximate(in[threadIdx.x]); }
 __global__ void lane(int* out) { out[threadIdx.x] = lane_id(); }
+template <class X>
 __global__ void pack(std::uint32_t* out, const float* low, const float* high) {
-    out[threadIdx.x] = pack_bf16(low[threadIdx.x], high[threadIdx.x]);
+    out[threadIdx.x] = pack_pair<X>(low[threadIdx.x], high[threadIdx.x]);
 }
 
 }  // namespace kernel_test::ptx_kernels
@@ -114,12 +116,17 @@ class Ptx : public testing::Test {
     UnreportedKernels unreported_;
 };
 
-std::uint32_t bits(bf16 x) { return std::bit_cast<std::uint16_t>(x); }
+template <class X>
+std::uint32_t bits(X x) {
+    std::uint16_t as_stored;
+    std::memcpy(&as_stored, static_cast<const void*>(&x), sizeof as_stored);
+    return as_stored;
+}
 
 // ---- mma.m16n8k16 ----
 
 // The row and column of fragment element i ("Matrix Fragments for mma.m16n8k16 with floating point type"),
-// for .bf16 A and B and .f32 C and D.
+// for .bf16 or .f16 A and B and .f32 C and D.
 struct Place {
     int row, column;
 };
@@ -137,15 +144,16 @@ Place place_of_d(int lane, int i) {
     return {i < 2 ? group : group + 8, thread_in_group * 2 + (i & 1)};
 }
 
+template <class X>
 class PtxMma : public Ptx {
   protected:
     // Computes D = A B + C of each warp, with A 16x16, B 16x8, C and D 16x8 in row-major order, one warp's
     // after another's.
-    std::vector<float> multiply(const Array<bf16>& a, const Array<bf16>& b, const Array<float>& c) {
+    std::vector<float> multiply(const Array<X>& a, const Array<X>& b, const Array<float>& c) {
         Array<std::uint32_t> a_registers(threads * 4), b_registers(threads * 2);
         Array<float> d_registers(threads * 4);
         // Two elements per register, the first in its lower half.
-        const auto pair = [](bf16 first, bf16 second) { return bits(first) | bits(second) << 16; };
+        const auto pair = [](X first, X second) { return bits(first) | bits(second) << 16; };
         for (int thread = 0; thread < threads; ++thread) {
             const int warp = thread / 32, lane = thread % 32;
             const auto a_at = [&](Place p) { return a[(warp * 16 + p.row) * 16 + p.column]; };
@@ -163,7 +171,7 @@ class PtxMma : public Ptx {
                 d_registers[thread * 4 + i] = c[(warp * 16 + row) * 8 + column];
             }
         }
-        run(ptx_kernels::mma, threads, d_registers.data(), a_registers.data(), b_registers.data());
+        run(ptx_kernels::mma<X>, threads, d_registers.data(), a_registers.data(), b_registers.data());
         std::vector<float> d(static_cast<std::size_t>(c.size()));
         for (int thread = 0; thread < threads; ++thread) {
             for (int i = 0; i < 4; ++i) {
@@ -193,32 +201,33 @@ class PtxMma : public Ptx {
         EXPECT_TRUE(comparison.good()) << comparison.first_failure();
     }
 
-    Array<bf16> a_{warps * 16 * 16}, b_{warps * 16 * 8};
+    Array<X> a_{warps * 16 * 16}, b_{warps * 16 * 8};
     Array<float> c_{warps * 16 * 8};
 };
+TYPED_TEST_SUITE(PtxMma, HalfDtypes);
 
 // Small integers, whose sums are all exact: any element in a wrong place shows.
-TEST_F(PtxMma, WholeNumbers) {
+TYPED_TEST(PtxMma, WholeNumbers) {
     const auto draw_whole = [&](auto& to) {
         for (std::int64_t i = 0; i < to.size(); ++i) {
             using X = std::remove_reference_t<decltype(to[i])>;
-            to[i] = llmc::cuda::from_float<X>(static_cast<float>(draw_.below(201) - 100));
+            to[i] = llmc::cuda::from_float<X>(static_cast<float>(this->draw_.below(201) - 100));
         }
     };
-    draw_whole(a_);
-    draw_whole(b_);
-    draw_whole(c_);
-    expect_product(0);
+    draw_whole(this->a_);
+    draw_whole(this->b_);
+    draw_whole(this->c_);
+    this->expect_product(0);
 }
 
-// Products of bf16 are exact in fp32. The manual does not specify the order and the rounding of the
+// Products of bf16 or of fp16 are exact in fp32. The manual does not specify the order and the rounding of the
 // additions. A possible way is to shift four products (or more) and the sum so far to the exponent of the
 // largest, truncate, add, and truncate again. That is 6 times 2 u for 4 products.
-TEST_F(PtxMma, RealNumbers) {
-    draw_.normal(a_, 1);
-    draw_.normal(b_, 1);
-    draw_.normal(c_, 1);
-    expect_product(3 * 16 * lab::unit_roundoff<float>);
+TYPED_TEST(PtxMma, RealNumbers) {
+    this->draw_.normal(this->a_, 1);
+    this->draw_.normal(this->b_, 1);
+    this->draw_.normal(this->c_, 1);
+    this->expect_product(3 * 16 * lab::unit_roundoff<float>);
 }
 
 // ---- ldmatrix ----
@@ -393,22 +402,38 @@ TEST_F(PtxFunction, Tanh) {
 
 // ---- rounding ----
 
-// The bits of the nearest bf16; of two equally near, the one whose last bit is 0.
+// The bits of the nearest X; of two equally near, the one whose last bit is 0.
+template <class X>
 std::uint32_t rounded_bits(float x) {
+    if constexpr (std::is_same_v<X, fp16>) return llmc::to_float16(x).bits;  // all of it is tested on the CPU
     const auto full = std::bit_cast<std::uint32_t>(x);
     const std::uint32_t lower = full & 0xffffu, upper = full >> 16;
     const bool up = lower > 0x8000u || (lower == 0x8000u && upper % 2 == 1);
     return upper + up;
 }
 
-TEST_F(PtxFunction, PackBf16) {
-    Array<float> low(n), high(n);
-    Array<std::uint32_t> out(n);
+// The number halfway between the X with these bits and the next.
+template <class X>
+float halfway(std::uint32_t bits) {
+    if constexpr (std::is_same_v<X, bf16>) return std::bit_cast<float>(bits << 16 | 0x8000u);
+    const llmc::float16 first{static_cast<std::uint16_t>(bits)}, next{static_cast<std::uint16_t>(bits + 1)};
+    return (llmc::to_float(first) + llmc::to_float(next)) / 2;
+}
+
+template <class X>
+class PtxPack : public PtxFunction {};
+TYPED_TEST_SUITE(PtxPack, HalfDtypes);
+
+TYPED_TEST(PtxPack, RoundsToNearest) {
+    using X = TypeParam;
+    constexpr int count = PtxFunction::n;
+    Array<float> low(count), high(count);
+    Array<std::uint32_t> out(count);
     for (Array<float>* each : {&low, &high}) {
-        for (int i = 0; i < n; ++i) {
-            std::uint32_t random = static_cast<std::uint32_t>(draw_.below(std::int64_t{1} << 32));
-            if (i % 2 == 0) random = (random & 0xffff0000u) | 0x8000u;  // halfway between two bf16
+        for (int i = 0; i < count; ++i) {
+            const auto random = static_cast<std::uint32_t>(this->draw_.below(std::int64_t{1} << 32));
             (*each)[i] = std::bit_cast<float>(random);
+            if (i % 2 == 0) (*each)[i] = halfway<X>(random >> 16);
         }
     }
     low[0] = high[1] = NAN;
@@ -416,15 +441,16 @@ TEST_F(PtxFunction, PackBf16) {
     low[4] = high[5] = 0x1.fffffep127f;  // rounds to infinity
     low[6] = high[7] = -0.0f;
     low[8] = high[9] = 0x1p-140f;
-    run(ptx_kernels::pack, n, out.data(), low.data(), high.data());
+    this->run(ptx_kernels::pack<X>, count, out.data(), low.data(), high.data());
     const auto expect_half = [](std::uint32_t got, float x) {
         if (std::isnan(x)) {
-            EXPECT_TRUE((got & 0x7f80u) == 0x7f80u && (got & 0x7fu) != 0);
+            const std::uint32_t exponent = std::is_same_v<X, fp16> ? 0x7c00u : 0x7f80u;
+            EXPECT_TRUE((got & exponent) == exponent && (got & 0x7fffu & ~exponent) != 0);
         } else {
-            EXPECT_EQ(got, rounded_bits(x)) << x;
+            EXPECT_EQ(got, rounded_bits<X>(x)) << x;
         }
     };
-    for (int i = 0; i < n; ++i) {
+    for (int i = 0; i < count; ++i) {
         expect_half(out[i] & 0xffffu, low[i]);
         expect_half(out[i] >> 16, high[i]);
     }

@@ -188,6 +188,19 @@ TYPED_TEST(Sums, HybridSumsAreFlatSums) {
     }
 }
 
+TEST(Maximum, IsThatOfAllRanks) {
+    use_chunks(64);
+    for (const std::size_t count : {1, 2, 7, 40, 1001}) {
+        auto x = contribution<std::int32_t>(world().rank(), count), expected = x;
+        for (int rank = 0; rank < world().size(); ++rank) {
+            const auto other = contribution<std::int32_t>(rank, count);
+            for (std::size_t i = 0; i < count; ++i) expected[i] = std::max(expected[i], other[i]);
+        }
+        world().maximum(tensor_of(x));
+        EXPECT_EQ(x, expected) << count;
+    }
+}
+
 TYPED_TEST(Copies, AllGatherPutsThePartsInOrder) {
     for (const std::size_t part : part_sizes) {
         std::vector<TypeParam> expected;

@@ -1,8 +1,12 @@
-// In fp16, an overflow in one tensor of one rank in one micro-batch: all ranks skip the step.
+// In fp16 and with products in 8 bits, an overflow in one tensor of one rank in one micro-batch: all ranks skip the
+// step.
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,7 +29,8 @@ class Overflowing final : public cpu::CpuOps {
                          const Tensor& in, const Tensor& weight, const Tensor& pre_gelu) override {
         CpuOps::matmul_backward(din, dweight, dbias, dout, in, weight, pre_gelu);
         if (din.data == nullptr) return;
-        if (products == overflow_at) *din.as<float16>() = {0x7c00};
+        const std::uint16_t infinity = din.dtype == DType::fp16 ? 0x7c00 : 0x7f80;
+        if (products == overflow_at) std::memcpy(din.data, &infinity, sizeof infinity);
         ++products;
     }
 
@@ -54,8 +59,12 @@ TEST_P(Overflow, AnywhereIsSkippedEverywhere) {
         GetParam(), [](std::string_view option) { return option.ends_with("parallel=2"); });
     if (in_pairs && world().size() % 2 != 0) GTEST_SKIP() << "needs an even number of ranks";
     std::vector<const char*> options = GetParam();
+    const bool is_fp16 = options.front() == std::string_view("--dtype=fp16");
+    const auto scale = [&](int skipped) {
+        return is_fp16 ? std::optional(65536.0 / (1 << skipped)) : std::nullopt;
+    };
     const std::string tokens = "--global-batch-tokens=" + std::to_string(8 * 2 * world().size());
-    options.insert(options.end(), {"--dtype=fp16", tokens.c_str()});
+    options.push_back(tokens.c_str());
     std::vector<double> losses;  // of the first run
     for (int rank = 0; rank < world().size(); ++rank) {
         auto device = std::make_unique<test::CpuDeviceWith<Overflowing>>();
@@ -75,7 +84,7 @@ TEST_P(Overflow, AnywhereIsSkippedEverywhere) {
             found.push_back(metrics.loss);
             EXPECT_FALSE(metrics.grad_norm) << "planted on rank " << rank << " in product " << at;
             EXPECT_EQ(metrics.skipped_steps, skipped + 1);
-            EXPECT_EQ(metrics.loss_scale, 65536 >> skipped);
+            EXPECT_EQ(metrics.loss_scale, scale(skipped));
             ++skipped;
         }
         EXPECT_TRUE(state(run.trainer().store()) == before);
@@ -84,17 +93,23 @@ TEST_P(Overflow, AnywhereIsSkippedEverywhere) {
         found.push_back(last.loss);
         EXPECT_TRUE(last.grad_norm);
         EXPECT_EQ(last.skipped_steps, 3);
-        EXPECT_EQ(last.loss_scale, 65536 / 8);
+        EXPECT_EQ(last.loss_scale, scale(3));
         EXPECT_FALSE(state(run.trainer().store()) == before);
         if (rank == 0) losses = found;
         EXPECT_EQ(found, losses) << "wherever the overflow is";
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(Meshes, Overflow,
-                         testing::Values(std::vector{"--zero-stage=0"}, std::vector{"--zero-stage=2"},
-                                         std::vector{"--zero-stage=3"}, std::vector{"--pipeline-parallel=2"},
-                                         std::vector{"--tensor-parallel=2"}));
+INSTANTIATE_TEST_SUITE_P(
+    Meshes, Overflow,
+    testing::Values(std::vector{"--dtype=fp16", "--zero-stage=0"},
+                    std::vector{"--dtype=fp16", "--zero-stage=2"},
+                    std::vector{"--dtype=fp16", "--zero-stage=3"},
+                    std::vector{"--dtype=fp16", "--pipeline-parallel=2"},
+                    std::vector{"--dtype=fp16", "--tensor-parallel=2"},
+                    std::vector{"--dtype=bf16", "--fp8=delayed", "--zero-stage=3"},
+                    std::vector{"--dtype=bf16", "--fp8=delayed", "--pipeline-parallel=2"},
+                    std::vector{"--dtype=bf16", "--fp8=current", "--tensor-parallel=2"}));
 
 }  // namespace
 }  // namespace llmc

@@ -241,26 +241,33 @@ bool is_of_key_bias(const UnitLayout::Entry& entry, std::int64_t element) {
 
 // Meshes add the same numbers in other orders. So sums, and with them losses, differ by a few roundings of
 // 6e-8. In a step a weight moves by the learning rate times a quotient of such sums, which is below 1. The
-// quotient's errors of 1e-7 to 1e-6 do not grow over the steps while the loss falls smoothly. The bound is
-// 2e-5 of a weight's size and of the farthest it can have moved. (The largest difference here is near 2e-6 of
-// that. Leaving out one micro-batch once moves weights by more than 1e-2 of it.)
+// quotient's errors of 1e-7 to 1e-6 do not grow over the steps while the loss falls smoothly. But where the terms of a
+// gradient cancel, so that it is a share s of its typical size, which happens to a share s of all, the error is up to
+// 1e-6/s of it. So one element in twenty may be beyond 2e-5, give or take three deviations of that number, and none
+// beyond 1e-3, of a weight's size and of the farthest it can have moved. (Leaving out one micro-batch once moves
+// weights by more than 1e-2 of it.)
 void expect_near_weights(const Model& model, int steps, const TrainingResult& result,
                          const TrainingResult& expected) {
-    const double bound = 2e-5, farthest = steps * learning_rate;
+    const double bound = 2e-5, bound_of_all = 1e-3, farthest = steps * learning_rate;
     ASSERT_EQ(result.state.size(), expected.state.size());
     std::size_t first = 0;
     for (const Outline::OutlinedUnit& outlined : outline_of(model).units) {
         const UnitLayout unit(outlined.spec);
         for (const UnitLayout::Entry& entry : unit.entries()) {
             double largest = 0;
+            std::int64_t beyond = 0;
             for (std::int64_t i = 0; i < entry.spec.shape.elements(); ++i) {
                 if (is_of_key_bias(entry, i)) continue;
                 const std::size_t at = first + static_cast<std::size_t>(entry.offset + i);
                 const double weight = expected.state[at];
-                largest =
-                    std::max(largest, std::abs(result.state[at] - weight) / (std::abs(weight) + farthest));
+                const double difference = std::abs(result.state[at] - weight) / (std::abs(weight) + farthest);
+                largest = std::max(largest, difference);
+                beyond += difference > bound ? 1 : 0;
             }
-            EXPECT_LE(largest, bound) << unit.full_name(entry.spec);
+            const double may_be = static_cast<double>(entry.spec.shape.elements()) / 20;
+            EXPECT_LE(static_cast<double>(beyond), may_be + 3 * std::sqrt(may_be))
+                << unit.full_name(entry.spec);
+            EXPECT_LE(largest, bound_of_all) << unit.full_name(entry.spec);
         }
         first += static_cast<std::size_t>(unit.elements());
     }

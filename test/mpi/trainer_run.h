@@ -24,6 +24,7 @@ class TrainerRun {
           mesh_(options_.mesh(world().size(), world().rank())),
           plan_(plan_run({.model = options_.make_model(),
                           .dtype = options_.compute_dtype(),
+                          .fp8 = options_.fp8_scaling(),
                           .mesh = mesh_,
                           .global_batch_tokens = *options_.global_batch_tokens,
                           .micro_batch_sequences = *options_.micro_batch_size},

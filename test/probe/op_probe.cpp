@@ -16,7 +16,7 @@ namespace {
 using namespace llmc;
 
 DType parse_dtype(std::string_view name) {
-    for (const DType dtype : {DType::fp32, DType::bf16, DType::fp64, DType::int32})
+    for (const DType dtype : {DType::fp32, DType::bf16, DType::fp16, DType::fp64, DType::int32})
         if (name_of(dtype) == name) return dtype;
     user_error("there is no dtype {}", name);
 }

@@ -25,7 +25,12 @@
 
 namespace llmc::probe {
 
-// Numbers as fp64, which holds every fp32, bf16 and int32 exactly.
+// The relative error of rounding to 16 bits; 0 for fp32, whose roundings tests count one by one.
+inline double rounding_to(DType dtype) {
+    return dtype == DType::bf16 ? 0x1p-8 : dtype == DType::fp16 ? 0x1p-11 : 0.0;
+}
+
+// Numbers as fp64, which holds every fp32, bf16, fp16 and int32 exactly.
 struct HostTensor {
     Shape shape;
     std::vector<double> values;
@@ -42,6 +47,7 @@ inline std::vector<std::byte> encode(const std::vector<double>& values, DType dt
     for (const double x : values) {
         if (dtype == DType::fp32) put(static_cast<float>(x));
         if (dtype == DType::bf16) put(to_bfloat16(static_cast<float>(x)));
+        if (dtype == DType::fp16) put(to_float16(static_cast<float>(x)));
         if (dtype == DType::fp64) put(x);
         if (dtype == DType::int32) put(static_cast<std::int32_t>(x));
     }
@@ -59,6 +65,7 @@ inline std::vector<double> decode(const std::vector<std::byte>& bytes, DType dty
     for (double& x : values) {
         if (dtype == DType::fp32) x = get(float{});
         if (dtype == DType::bf16) x = to_float(get(bfloat16{}));
+        if (dtype == DType::fp16) x = to_float(get(float16{}));
         if (dtype == DType::fp64) x = get(double{});
         if (dtype == DType::int32) x = get(std::int32_t{});
     }

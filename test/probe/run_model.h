@@ -29,6 +29,7 @@ class Alone final : public Communicator {
     void reduce_scatter(const Tensor&, const Tensor&) override { refuse(); }
     void all_gather(const Tensor&, const Tensor&) override { refuse(); }
     void all_reduce(const Tensor&) override { refuse(); }
+    void maximum(const Tensor&) override { refuse(); }
     void broadcast(const Tensor&, int) override { refuse(); }
     void send(const Tensor&, int) override { refuse(); }
     void recv(const Tensor&, int) override { refuse(); }

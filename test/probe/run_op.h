@@ -13,6 +13,7 @@
 //   cast                the dtype is out's; in has the other one
 //   copy                the dtype is that of both, any
 //   fill                the dtype is out's, any; `out` is an input for its shape
+//   quantise            e5m2 = 1: the format is E5M2, not E4M3
 //   on heads            head_calls.h
 //   adamw               several steps from 1: gradients (steps, n), norm_squared (steps), learning_rate
 //                       (steps); segments (count, 3) of begin, end, weight_decay; the other inputs as in ops.h.
@@ -281,6 +282,13 @@ inline void add(Operands& o, Ops& ops) {
 
 inline void accumulate(Operands& o, Ops& ops) { ops.accumulate(o.in_out("out", o.X), o.in("in", fp32)); }
 
+inline void amax(Operands& o, Ops& ops) { ops.amax(o.in_out("out", fp32), o.in("x", o.X)); }
+
+inline void quantise(Operands& o, Ops& ops) {
+    ops.quantise(o.out("out", o.X, o.shape("x")), o.in("x", o.X), o.in("amax", fp32),
+                 o.has("e5m2") ? Fp8::e5m2 : Fp8::e4m3);
+}
+
 inline void all_finite(Operands& o, Ops& ops) { ops.all_finite(o.out("flag", int32, {1}), o.in("x", o.X)); }
 
 }  // namespace calls
@@ -326,6 +334,8 @@ inline const std::map<std::string, Call, std::less<>>& all_calls() {
         {"fill", calls::fill},
         {"add", calls::add},
         {"accumulate", calls::accumulate},
+        {"amax", calls::amax},
+        {"quantise", calls::quantise},
         {"all_finite", calls::all_finite}};
     return table;
 }

@@ -10,12 +10,13 @@ Algorithms", chapters 2 and 3). So writing an operation's formula with Bounded n
     exp, log, sqrt: within 4 units in the last place, that is 8 u |result|; tanh within 8 u, as if computed by exp
     a result below the smallest normal number, 2^-126, may be lost
     storing in bf16:  rounds to nearest with 8 bits, so another 2^-8 |result|
+    storing in fp16:  with 11 bits, so another 2^-11 |result|; below 2^-14 to multiples of 2^-24, so another 2^-25
 """
 
 import numpy as np
 
 UNIT = 2.0**-24
-UNIT_BF16 = 2.0**-8
+UNITS_OF_16_BITS = {"bf16": (2.0**-8, 0.0), "fp16": (2.0**-11, 2.0**-25)}  # relative, absolute
 FUNCTION_UNITS = 8
 TINY = 2.0**-126
 
@@ -91,7 +92,10 @@ class Bounded:
 
     def stored(self, dtype):
         """Rounded to the dtype of the result. An fp32 number does not change."""
-        return self if dtype == "fp32" else Bounded(self.value, self.error + UNIT_BF16 * self.largest)
+        if dtype == "fp32":
+            return self
+        relative, absolute = UNITS_OF_16_BITS[dtype]
+        return Bounded(self.value, self.error + relative * self.largest + absolute)
 
 
 def bounded(x):

@@ -42,7 +42,7 @@ class Maker:
         return self.random.randint(low, high, shape).astype(np.float64)
 
     def rounded(self, x):
-        return to_fp32(x) if self.dtype == "fp32" else to_bf16(x)
+        return {"fp32": to_fp32, "fp16": to_fp16}.get(self.dtype, to_bf16)(x)
 
 
 def to_fp32(x):
@@ -51,6 +51,11 @@ def to_fp32(x):
 
 def to_bf16(x):
     return torch.tensor(np.asarray(x)).to(torch.float32).to(torch.bfloat16).to(torch.float64).numpy()
+
+
+def to_fp16(x):
+    with np.errstate(over="ignore"):
+        return to_fp32(x).astype(np.float16).astype(np.float64)
 
 
 def in_fp32(exact):

@@ -20,7 +20,7 @@ from reference_ops import (
     classifier_statistics, encoder_backward, encoder_forward, fused_classifier, fused_residual_layernorm_forward, gelu_backward, gelu_forward, layernorm_backward,
     layernorm_forward, matmul_backward, matmul_forward)
 from reference_heads import head_norm_backward, head_norm_backward_sums, head_norm_forward, head_norm_sums, rope
-from reference_updates import accumulate, adamw, add, all_finite, cast, copy, fill, global_norm_squared, sum_fp64
+from reference_updates import accumulate, adamw, add, all_finite, amax, cast, copy, fill, global_norm_squared, quantise, sum_fp64
 
 
 @dataclasses.dataclass
@@ -42,6 +42,7 @@ ATTENTION_WITH_GROUPS = [
     of(2, 37, 4, 16, K=1), of(1, 65, 4, 24, K=2, apart=True), of(2, 13, 6, 8, K=2, window=1), of(1, 70, 2, 40, window=17),
     of(1, 300, 2, 8, K=1, window=131, apart=True), of(1, 33, 4, 32, K=2, window=100), of(2, 40, 3, 16, window=39, apart=True)]
 
+LARGEST_FP16 = 65504
 OPERATIONS = {
     "encoder_forward": Operation(
         encoder_forward, [of(2, 3, 5, 7), of(1, 1, 8, 3, longer=2)],
@@ -198,6 +199,11 @@ OPERATIONS = {
     "add": Operation(
         add, [of(3, 5), of(7, in_place=1), of(7, in_place=2)], [of(2, 13, 37), of(1), of(1000, in_place=1)]),
     "accumulate": Operation(accumulate, [of(3, 5)], [of(2, 13, 37), of(1), of(1000)]),
+    "amax": Operation(amax, [of(5), of(3, before=9.0)], [of(1), of(1000), of(4099, special=-7.5), of(64, special=-math.inf)], dtypes=("bf16",)),
+    "quantise": Operation(
+        quantise, [of(7, 3.0), of(7, 3.0, e5m2=True)],
+        [of(1, 1.0), of(4099, 6.5), of(1000, 0.25), of(1000, 448.0), of(4099, 6.5, e5m2=True), of(1000, 2.0**-20, e5m2=True)],
+        dtypes=("bf16",)),
     "all_finite": Operation(
         all_finite,
         [of(5), of(5, special=math.nan, place=4), of(3, special=-math.inf), of(70, special=math.inf, place=69)],
@@ -213,6 +219,8 @@ def make_cases(op, dtype, seed, only_small=False):
     random = np.random.RandomState([seed, zlib.crc32(op.encode()), zlib.crc32(dtype.encode())])
     cases = []
     for sizes, options in operation.small + ([] if only_small else operation.more):
+        if dtype == "fp16" and max(map(abs, options.get("values", [0]))) > LARGEST_FP16:
+            continue
         case = operation.make(Maker(random, dtype), *sizes, **options)
         case.name = ", ".join([str(size) for size in sizes] + [f"{name}={value}" for name, value in options.items()])
         cases.append(case)

@@ -42,7 +42,9 @@ def random_options(draw, most_ranks):
     if stage == 3:
         options += draw.choice([[], ["--prefetch-units=2"], ["--reshard-after-forward=false"]])
     options += draw.choice([[], ["--reduce-every=step"], ["--reduce-every=micro-batch"]])
-    options += draw.choice([["--dtype=fp32"], ["--dtype=bf16"], ["--dtype=bf16", "--gradient-dtype=bf16"]])
+    options += draw.choice([["--dtype=fp32"], ["--dtype=fp16"], ["--dtype=bf16"], ["--dtype=bf16", "--gradient-dtype=bf16"],
+                            ["--dtype=bf16", "--master-dtype=none"]])
+    options += draw.choice([[], ["--moments-dtype=bf16"], ["--moments-dtype=8bit"]])
     kind = draw.choice(["none", "selective", "block"])
     options += [f"--recompute={kind}", *(draw.choice([[], ["--recompute-every=2"]]) if kind != "none" and layers > 1 else [])]
     return options, pipeline * tensor * data

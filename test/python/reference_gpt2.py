@@ -38,7 +38,8 @@ class GPT2(Model):
             result["lm_head.weight"] = (self.vocab_size, C)
         return {name: shape for name, shape in result.items() if self.bias or not name.endswith(".bias")}
 
-    def logits(self, weights, inputs, store=lambda x: x, factor=lambda x: x):
+    def logits(self, weights, inputs, store=lambda x: x, factor=lambda x: x, product=torch.matmul, store_gelu=None):
+        """`product` multiplies in the blocks. `store_gelu` stores GELU's output, whose gradient the program need not keep."""
         B, T = inputs.shape
         C, NH = self.channels, self.heads
 
@@ -46,7 +47,7 @@ class GPT2(Model):
             return functional.layer_norm(x, (C,), weights[f"{name}.weight"], weights.get(f"{name}.bias"), 1e-5)
 
         def linear(x, name):
-            return x @ weights[f"{name}.weight"] + weights.get(f"{name}.bias", 0)
+            return product(x, weights[f"{name}.weight"]) + weights.get(f"{name}.bias", 0)
 
         mask = torch.ones(T, T, dtype=torch.bool).triu(1)
         x = store(weights["wte.weight"][inputs] + weights["wpe.weight"][:T])
@@ -58,7 +59,7 @@ class GPT2(Model):
             x = store(x + store(linear(attention, f"h.{i}.attn.c_proj")))
             hidden = store(linear(store(layernorm(x, f"h.{i}.ln_2")), f"h.{i}.mlp.c_fc"))
             # GELU in its tanh form; torch 1.13 calls it approximate="tanh".
-            x = store(x + store(linear(store(functional.gelu(hidden, approximate="tanh")), f"h.{i}.mlp.c_proj")))
+            x = store(x + store(linear((store_gelu or store)(functional.gelu(hidden, approximate="tanh")), f"h.{i}.mlp.c_proj")))
         return store(store(layernorm(x, "ln_f")) @ weights["wte.weight" if self.tied_head else "lm_head.weight"].T)
 
 

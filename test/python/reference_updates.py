@@ -7,7 +7,7 @@ import torch
 
 import bounded
 from bounded import Bounded, constant, einsum
-from cases import make_case, to_bf16, to_fp32
+from cases import make_case, to_bf16, to_fp16, to_fp32
 
 NORM_BLOCK = 1024
 
@@ -59,8 +59,8 @@ def adamw(make, n, segments, steps, max_grad_norm, with_norm=False, norm_squared
         inputs["gradients_in_x"] = np.ones(1)
     if rounding and make.dtype == "bf16":
         inputs["rounding"] = np.array(rounding, dtype=np.float64)
-    if make.dtype == "bf16":
-        inputs["parameters"] = to_bf16(master)
+    if make.dtype != "fp32":
+        inputs["parameters"] = make.rounded(master)
     if norm_squared is not None:
         unchanged = {name: inputs[name] for name in ("master", "m", "v", "parameters") if name in inputs}
         return make_case(inputs, unchanged, unchanged)
@@ -69,11 +69,11 @@ def adamw(make, n, segments, steps, max_grad_norm, with_norm=False, norm_squared
     # A block's sum of squares has an error of up to gamma(1024), and so has the norm computed from these sums.
     norms = Bounded(squares, (bounded.gamma(NORM_BLOCK) if with_norm else 0.0) * squares)
     derived = adamw_formula(master, m, v, gradients, segments, learning_rates, beta1, beta2, eps, max_grad_norm, norms)
-    if make.dtype == "bf16":
+    if make.dtype != "fp32":
         exact["parameters"] = np.where(covered, exact["master"], inputs["parameters"])
-        stored = derived["master"].stored("bf16")
+        stored = derived["master"].stored(make.dtype)
         # Rounding away from the nearest number doubles the error, up to the whole distance of two bf16 numbers.
-        error = derived["master"].error + (2 if rounding else 1) * (stored.error - derived["master"].error)
+        error = derived["master"].error + (2 if "rounding" in inputs else 1) * (stored.error - derived["master"].error)
         derived["parameters"] = Bounded(exact["parameters"], np.where(covered, error, 0.0))
     if with_norm:
         exact["norm_squared"], derived["norm_squared"] = squares, norms
@@ -133,8 +133,10 @@ CAST_VALUES = [1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20, 1 + 2**-8 - 2**-20,
 def cast(make, *shape):
     """All results are exact: PyTorch rounds to nearest, ties to even, as ops.h requires for X."""
     x = np.concatenate([make.normal_fp32(*shape).reshape(-1), to_fp32(CAST_VALUES)])
-    x = x if make.dtype == "bf16" else to_bf16(x)
-    return make_case({"in": x}, {"out": to_bf16(x)}, {"out": to_bf16(x)})
+    if make.dtype == "fp32":
+        x = to_bf16(x)
+    rounded = to_fp16(x) if make.dtype == "fp16" else to_bf16(x)
+    return make_case({"in": x}, {"out": rounded}, {"out": rounded})
 
 
 def copy(make, *shape):
@@ -143,7 +145,7 @@ def copy(make, *shape):
 
 
 def fill(make, *shape, value):
-    filled = np.full(shape, make.rounded(value) if make.dtype in ("fp32", "bf16") else value)
+    filled = np.full(shape, make.rounded(value) if make.dtype in ("fp32", "bf16", "fp16") else value)
     return make_case({"out": np.ones(shape), "value": np.array([value])}, {"out": filled}, {"out": filled})
 
 
@@ -161,6 +163,25 @@ def accumulate(make, *shape):
     out, more = make.normal(*shape), make.normal_fp32(*shape)
     exact = make.rounded(to_fp32(out + more))
     return make_case({"out": out, "in": more}, {"out": exact}, {"out": exact})
+
+
+def amax(make, n, before=0.0, special=None):
+    x = make.normal(n)
+    if special is not None:
+        x[n // 2] = special
+    greatest = np.array([max(before, abs(x).max())])
+    return make_case({"out": np.array([before]), "x": x}, {"out": greatest}, {"out": greatest})
+
+
+def quantise(make, n, amax, e5m2=False):
+    """Exact: x times a power of two, to the nearest number of 4 or 3 bits (ties to even) up to the largest, divided by it again."""
+    bits, least, largest = (2, -14, 57344.0) if e5m2 else (3, -6, 448.0)
+    x = make.normal(n) * 2.0 ** make.integers(-20, 2, n)
+    scale = 2.0 ** np.floor(np.log2(largest / amax))
+    unit = 2.0 ** (np.maximum(np.frexp(x * scale)[1] - 1, least) - bits)
+    exact = np.clip(np.round(x * scale / unit) * unit, -largest, largest) / scale
+    inputs = {"x": x, "amax": np.array([amax]), **({"e5m2": np.array([1.0])} if e5m2 else {})}
+    return make_case(inputs, {"out": exact}, {"out": exact})
 
 
 def all_finite(make, n, special=None, place=0):

@@ -61,8 +61,13 @@ def test_kernels_of_llmc_spill_nothing(report):
 
 # Kernels that move more than a third of their bytes element by element, and the reason why they may.
 A_FEW = "these are a few numbers: sums of a block or a row, or parts of sums"
+OF_BYTES = "four moments are four bytes; a warp's are contiguous"
 BY_ARITHMETIC = "the kernel is bound by fp32's arithmetic"
+IN_8_BITS = "four elements: 8 bytes of bf16 beside 4 of fp8, so that a warp's access is contiguous in both"
 NARROW = {
+    **{f"{kernel} {what}": IN_8_BITS for kernel in ("quantise_kernel", "quantise_transpose_kernel3") for what in ("reads", "writes")},
+    "adamw_eight_bit_kernel1 reads": OF_BYTES,
+    "adamw_eight_bit_kernel1 writes": OF_BYTES,
     "bias_gradient_kernel4 writes": A_FEW,
     "bias_gradient_total_kernel4 reads": A_FEW,
     "bias_gradient_total_kernel4 writes": A_FEW,
@@ -95,7 +100,7 @@ NARROW = {
 # Kernels that move more bf16 numbers one by one than a loop's last few.
 ONE_BY_ONE = NARROW | {"matmul_forward_kernel6 reads": "the bias, once for a tile"}
 # Only in these kernels does an access of 8 bytes count as wide: four bf16 numbers go with four fp32 numbers of 16 bytes.
-BF16_BESIDE_FP32 = {"accumulate_kernel3", "adamw_kernel4", "attention_backward_keys_kernel2", "attention_backward_queries_kernel2",
+BF16_BESIDE_FP32 = {"accumulate_kernel3", "adamw_eight_bit_kernel1", "adamw_kernel4", "attention_backward_keys_kernel2", "attention_backward_queries_kernel2",
                     "cast_kernel3", "rope_quads_kernel3"}
 VECTOR = re.compile(r"(?:\.v(\d))?\.[a-z](\d+)$")
 
@@ -161,7 +166,7 @@ def test_the_classifier_reads_what_it_keeps_once(report):
     """It reads them into shared memory. It loads again only what does not fit there: for its sum, four times in a loop, and for
     its gradient."""
     of_classifier = {key: own for key, own in accesses_of_kernels().items() if f"{OF_LLMC}24fused_classifier_kernel5" in key[1]}
-    assert len(of_classifier) == 4 * len(chips_of(report))  # two dtypes, with a cap and without
+    assert len(of_classifier) == 6 * len(chips_of(report))  # three dtypes, with a cap and without
     for key, own in of_classifier.items():
         loads = [access for access in own if access.startswith("ld") and bytes_at_a_time(access)[0]]
         assert len(loads) <= 5 and any(access.startswith("cp.async") for access in own), (key, own)

@@ -14,7 +14,7 @@ from program import digest
 
 MODEL = [*program.SMALL, "--lr=1e-3"]
 DTYPES = [["--dtype=fp32"], ["--dtype=bf16"], ["--dtype=bf16", "--gradient-dtype=bf16", "--stochastic-rounding"],
-          ["--dtype=bf16", "--moments-dtype=bf16", "--master-dtype=none"]]
+          ["--dtype=bf16", "--moments-dtype=bf16", "--master-dtype=none"], ["--dtype=fp32", "--moments-dtype=8bit"]]
 
 
 def train_beside(folder, *options):

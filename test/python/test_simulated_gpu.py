@@ -68,6 +68,36 @@ def test_follows_the_cpu_with_gradients_in_bf16(experiment, bounds, tmp_path):
     follow(tmp_path, experiment, bounds("bf16", 2, 2, True), ROUNDED, (2,))
 
 
+def test_follows_the_cpu_in_fp16(experiment, bounds, tmp_path):
+    """The errors are those of bf16 with a unit roundoff of 2^-11 in place of 2^-8. No gradient that matters lies below
+    2^-14: the scale is 2^16. From 2^60, gradients overflow until the scale is small enough, on both devices at the same steps."""
+    bound = bounds("bf16", 1, 1, False) / 8 + model_bounds.LOSS_FP32
+    follow(tmp_path / "follow", experiment, bound, ["--dtype=fp16"], (1, 2))
+    options = experiment.options("--dtype=fp16", "--initial-loss-scale=1152921504606846976", steps=50)
+    cpu, gpu = at_once(functools.partial(train, tmp_path / "cpu", *options, "--device=cpu", executable=CPU),
+                       functools.partial(train, tmp_path / "gpu", *options, ranks=2, seed=2))
+    assert gpu.column("loss_scale") == cpu.column("loss_scale") and gpu.column("skipped_steps") == cpu.column("skipped_steps")
+    assert 10 < gpu.column("skipped_steps")[-1] < 50
+    # Each skipped step has the loss of the weights of the start.
+    assert abs(gpu.losses[-1] - cpu.losses[-1]) <= bound
+
+
+@pytest.mark.parametrize("options", [["--dtype=bf16", "--moments-dtype=bf16"], ["--dtype=bf16", "--master-dtype=none"],
+                                     ["--dtype=bf16", "--moments-dtype=bf16", "--master-dtype=none", "--gradient-dtype=bf16"]],
+                         ids=["moments", "no master", "both"])
+def test_follows_the_cpu_with_small_state(options, experiment, bounds, tmp_path):
+    """Both devices round state with the same random bits, so its roundings add nothing to the difference of their losses."""
+    follow(tmp_path, experiment, bounds("bf16", 2, 2, True), options, (2,))
+
+
+def test_follows_the_cpu_with_moments_in_8_bits(seed, tmp_path):
+    """Of a model with matrices that are large enough. Where the devices' moments differ by a share d, one of e/d numbers lies
+    so near the middle of two entries, which are e apart, that it becomes another entry. Updates then differ by about sqrt(d e) at
+    random: with d = 2^-17 and e = 1/15 by a thousandth of themselves, which the loss, whose fall is 20 times the bound, allows."""
+    own = Experiment(tmp_path, seed, dataclasses.replace(SIZES, channels=32, vocab_size=256))
+    follow(tmp_path, own, 20 * model_bounds.LOSS_FP32, ["--dtype=fp32", "--moments-dtype=8bit"], (1, 2))
+
+
 def test_follows_the_cpu_with_stochastic_rounding(experiment, bounds, tmp_path):
     """Both devices use the same random bits. With a learning rate of 0, only the weights' rounding changes the loss; with other
     random bits, the changes would have nothing in common. Two ranks round one share each."""

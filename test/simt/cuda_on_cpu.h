@@ -214,9 +214,28 @@ template <std::integral T>
 T atomicExch(T* p, std::type_identity_t<T> value) {
     return __atomic_exchange_n(p, value, __ATOMIC_RELAXED);
 }
+template <std::integral T>
+T atomicMax(T* p, std::type_identity_t<T> value) {
+    T before = __atomic_load_n(p, __ATOMIC_RELAXED);
+    while (before < value &&
+           !__atomic_compare_exchange_n(p, &before, value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+    }
+    return before;
+}
 inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 
 // ---- arithmetic ----
+
+// Byte i of the result is byte (selector >> 4 i) & 7 of the eight bytes of a, then b.
+inline std::uint32_t __byte_perm(std::uint32_t a, std::uint32_t b, std::uint32_t selector) {
+    const std::uint64_t bytes = std::uint64_t{b} << 32 | a;
+    std::uint32_t chosen = 0;
+    for (int i = 0; i < 4; ++i) {
+        const auto byte = static_cast<std::uint32_t>(bytes >> (8 * (selector >> (4 * i) & 7)) & 0xff);
+        chosen |= byte << (8 * i);
+    }
+    return chosen;
+}
 
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline float __expf(float x) { return std::exp(x); }

@@ -20,6 +20,7 @@
 #pragma once
 
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <vector_functions.h>
 
 #include <cstdint>

@@ -4,8 +4,12 @@
 namespace simt::ptx {
 namespace {
 
-float bf16_half(std::uint32_t pair, int half) {
-    return std::bit_cast<float>(half == 0 ? pair << 16 : pair & 0xffff0000u);
+template <class X>
+float half_of(std::uint32_t pair, int half) {
+    const auto bits = static_cast<std::uint16_t>(half == 0 ? pair : pair >> 16);
+    X x;
+    std::memcpy(static_cast<void*>(&x), &bits, sizeof x);
+    return static_cast<float>(x);
 }
 
 void check_all_lanes(Lanes lanes, const Site& site) {
@@ -34,6 +38,7 @@ void load_matrices(Lanes lanes, const Site& site) {
 
 }  // namespace
 
+template <class X>
 void mma_together(Lanes lanes, const Site& site) {
     check_all_lanes(lanes, site);
     float a[16][16], b[16][8], d[16][8];
@@ -41,8 +46,8 @@ void mma_together(Lanes lanes, const Site& site) {
         const auto& x = *static_cast<MmaArgument*>(lanes[lane]);
         const int g = lane / 4, t = lane % 4;
         for (int half = 0; half < 2; ++half) {
-            for (int i = 0; i < 4; ++i) a[g + i % 2 * 8][2 * t + i / 2 * 8 + half] = bf16_half(x.a[i], half);
-            for (int i = 0; i < 2; ++i) b[2 * t + i * 8 + half][g] = bf16_half(x.b[i], half);
+            for (int i = 0; i < 4; ++i) a[g + i % 2 * 8][2 * t + i / 2 * 8 + half] = half_of<X>(x.a[i], half);
+            for (int i = 0; i < 2; ++i) b[2 * t + i * 8 + half][g] = half_of<X>(x.b[i], half);
         }
         for (int i = 0; i < 4; ++i) d[g + i / 2 * 8][2 * t + i % 2] = x.d[i];
     }
@@ -56,6 +61,9 @@ void mma_together(Lanes lanes, const Site& site) {
         for (int i = 0; i < 4; ++i) x.d[i] = d[lane / 4 + i / 2 * 8][2 * (lane % 4) + i % 2];
     }
 }
+
+template void mma_together<__nv_bfloat16>(Lanes, const Site&);
+template void mma_together<__half>(Lanes, const Site&);
 
 void ldmatrix_together(Lanes lanes, const Site& site) { load_matrices<false>(lanes, site); }
 void ldmatrix_transposed_together(Lanes lanes, const Site& site) { load_matrices<true>(lanes, site); }

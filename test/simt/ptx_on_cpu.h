@@ -21,15 +21,18 @@ struct LdmatrixArgument {
     std::uint32_t* fragments;
 };
 
-// Computed by a warp together, when all its lanes have come.
+// Computed by a warp together, when all its lanes have come. X: bf16 or fp16.
+template <class X>
 void mma_together(Lanes lanes, const Site& site);
+extern template void mma_together<__nv_bfloat16>(Lanes, const Site&);
+extern template void mma_together<__half>(Lanes, const Site&);
 void ldmatrix_together(Lanes lanes, const Site& site);
 void ldmatrix_transposed_together(Lanes lanes, const Site& site);
 
-inline void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2],
-                         const Site& site) {
+template <class X>
+void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2], const Site& site) {
     MmaArgument argument{d, a, b};
-    meet_warp(~0u, mma_together, &argument, site);
+    meet_warp(~0u, mma_together<X>, &argument, site);
 }
 
 inline void check_shared_16(const void* memory, const Site& site) {

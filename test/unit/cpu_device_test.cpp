@@ -86,7 +86,7 @@ TEST(CpuDevice, ThreadsAreAtMostTheProcessors) {
 
 // ---- workspace
 
-constexpr WorkspaceRequest request = {2, 70, 48, 3, 200, 50, DType::bf16};
+const WorkspaceRequest request = {2, 70, 48, 3, 200, 50, DType::bf16};
 
 // Calls every operation that needs workspace, at the sizes of the request.
 void use_all_of_the_workspace(cpu::CpuOps& ops, DType X) {

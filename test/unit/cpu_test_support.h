@@ -50,6 +50,8 @@ class OwnedTensor {
                 return tensor_.as<double>()[i];
             case DType::int32:
                 return tensor_.as<std::int32_t>()[i];
+            case DType::uint8:
+                return tensor_.as<std::uint8_t>()[i];
         }
         return 0.0;
     }
@@ -69,6 +71,9 @@ class OwnedTensor {
                 break;
             case DType::int32:
                 tensor_.as<std::int32_t>()[i] = static_cast<std::int32_t>(value);
+                break;
+            case DType::uint8:
+                tensor_.as<std::uint8_t>()[i] = static_cast<std::uint8_t>(value);
                 break;
         }
     }

@@ -384,6 +384,52 @@ TEST(CheckStep, FindsAWaitForALaterAction) {
     EXPECT_THROW(check_step(step), ProgrammingError);
 }
 
+// ---- optimizer state on disk
+
+StepSpec spec_with_state_on_disk() {
+    StepSpec of = spec();
+    of.state_pieces.assign(static_cast<std::size_t>(of.part.outline->units_count()), 3);
+    return of;
+}
+
+TEST(StateOnDisk, EachPieceIsReadUpdatedAndWritten) {
+    const Step step = build_training_step(spec_with_state_on_disk());
+    check_step(step);
+    const auto count = [&](ActionKind kind) { return std::ranges::count(step.actions, kind, &Action::kind); };
+    const auto pieces = 3 * step.part.outline->units_count();
+    EXPECT_EQ(count(ActionKind::read_state), pieces);
+    EXPECT_EQ(count(ActionKind::update), pieces);
+    EXPECT_EQ(count(ActionKind::write_state), pieces);
+    // The piece after next is read while one is updated.
+    const auto places_of = [&](ActionKind kind) {
+        std::vector<std::ptrdiff_t> places;
+        for (std::ptrdiff_t i = 0; i < std::ssize(step.actions); ++i)
+            if (step.actions[static_cast<std::size_t>(i)].kind == kind) places.push_back(i);
+        return places;
+    };
+    const auto reads = places_of(ActionKind::read_state), updates = places_of(ActionKind::update);
+    for (std::size_t i = 0; i + 2 < reads.size(); ++i) {
+        const std::vector<int>& after = step.actions[static_cast<std::size_t>(reads[i + 2])].after;
+        EXPECT_TRUE(i == 0 || std::ranges::find(after, updates[i]) == after.end()) << i;
+    }
+}
+
+TEST(StateOnDisk, FindsFaults) {
+    Step good = build_training_step(spec_with_state_on_disk());
+    const auto without = [&](ActionKind kind) {
+        Step faulty = good;
+        faulty.actions.erase(std::ranges::find(faulty.actions, kind, &Action::kind));
+        return faulty;
+    };
+    expect_found(without(ActionKind::read_state), "lacks its piece of state");
+    expect_found(without(ActionKind::write_state), "reads over a piece of state that the disk lacks");
+    expect_found(without(ActionKind::update), "writes a piece of state before its update");
+    good.actions.pop_back();
+    while (good.actions.back().kind != ActionKind::write_state) good.actions.pop_back();
+    good.actions.pop_back();
+    expect_found(good, "the disk lacks a piece of state");
+}
+
 TEST(CheckStep, FindsASecondUpdate) {
     expect_fault([](auto& actions) { actions.push_back(actions.back()); }, "second time");
 }

@@ -38,6 +38,8 @@ ncclDataType_t type_of(DType dtype) {
             return ncclFloat64;
         case DType::int32:
             return ncclInt32;
+        case DType::uint8:
+            return ncclUint8;
     }
     programming_error("a dtype that NCCL has no name for");
 }
@@ -177,11 +179,10 @@ class NcclCommunicator final : public Communicator {
                    "ncclAllGather");
         count(CallKind::all_gather, others() * send.bytes());
     }
-    void all_reduce(const Tensor& x) override {
-        check_call(
-            ncclAllReduce(x.data, x.data, count_of(x), type_of(x.dtype), ncclSum, comm_, streams_.selected()),
-            "ncclAllReduce");
-        count(CallKind::all_reduce, 2 * others() * x.bytes() / static_cast<std::uint64_t>(size()));
+    void all_reduce(const Tensor& x) override { reduce(x, ncclSum); }
+    void maximum(const Tensor& x) override {
+        check(x.dtype == DType::int32, "maximum is of int32");
+        reduce(x, ncclMax);
     }
     void broadcast(const Tensor& x, int root) override {
         check_call(
@@ -225,6 +226,12 @@ class NcclCommunicator final : public Communicator {
     }
 
   private:
+    void reduce(const Tensor& x, ncclRedOp_t operation) {
+        check_call(ncclAllReduce(x.data, x.data, count_of(x), type_of(x.dtype), operation, comm_,
+                                 streams_.selected()),
+                   "ncclAllReduce");
+        count(CallKind::all_reduce, 2 * others() * x.bytes() / static_cast<std::uint64_t>(size()));
+    }
     std::uint64_t others() const { return static_cast<std::uint64_t>(size() - 1); }
     static std::size_t count_of(const Tensor& x) { return static_cast<std::size_t>(x.elements()); }
 

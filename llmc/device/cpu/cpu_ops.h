@@ -102,7 +102,8 @@ class CpuOps : public Ops, public DeviceSizes {
     void adamw(const Tensor& parameters, const Tensor& master, const Tensor& m, const Tensor& v,
                const Tensor& gradients, const Tensor& norm_squared, std::span<const AdamWSegment> segments,
                const AdamWStep& step, const std::optional<StochasticRounding>& rounding = {},
-               const std::optional<StochasticRounding>& rounding_of_moments = {}) override;
+               const std::optional<StochasticRounding>& rounding_of_moments = {},
+               const EightBitMoments& in_8_bits = {}) override;
 
     void cast(const Tensor& out, const Tensor& in) override;
     void copy(const Tensor& out, const Tensor& in) override;
@@ -110,6 +111,8 @@ class CpuOps : public Ops, public DeviceSizes {
     void add(const Tensor& out, const Tensor& a, const Tensor& b) override;
     void accumulate(const Tensor& out, const Tensor& in) override;
     void all_finite(const Tensor& flag, const Tensor& x) override;
+    void amax(const Tensor& out, const Tensor& x) override;
+    void quantise(const Tensor& out, const Tensor& x, const Tensor& amax, Fp8 format) override;
 
   private:
     // The workspace, in floats, that each group of operations needs. The workspace is as large as the

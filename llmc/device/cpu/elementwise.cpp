@@ -58,6 +58,8 @@ void CpuOps::fill(const Tensor& out, float value) {
             return fill_as(double{value});
         case DType::int32:
             return fill_as(static_cast<std::int32_t>(value));
+        case DType::uint8:
+            return fill_as(static_cast<std::uint8_t>(value));
     }
 }
 

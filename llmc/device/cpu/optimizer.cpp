@@ -1,10 +1,12 @@
 // The gradient norm, fp64 sums of metrics, and AdamW.
+#include <algorithm>
 #include <array>
 #include <cmath>
 
 #include "llmc/device/cpu/cpu_ops.h"
 #include "llmc/device/cpu/parallel.h"
 #include "llmc/device/cpu/vector_math.h"
+#include "llmc/device/eight_bit_moments.h"
 #include "llmc/device/operands.h"
 #include "llmc/device/stochastic_rounding.h"
 
@@ -93,6 +95,37 @@ class Widened {
     std::array<float, most> copy_;
 };
 
+// Rounds updated weights into the parameters [first, last), if they have another format.
+void round_weights(const Tensor& parameters, const float* weights, std::int64_t first, std::int64_t last,
+                   const std::optional<StochasticRounding>& rounding, std::int64_t step) {
+    if (rounding) {
+        round_stochastically(parameters.as<bfloat16>(), weights, first, last, *rounding, step);
+    } else if (parameters.dtype != DType::fp32) {
+        with_dtype(parameters.dtype, [&](auto x) {
+            round_to_nearest(parameters.as<decltype(x)>() + first, weights, last - first);
+        });
+    }
+}
+
+// One moment of a block in fp32, which store() rounds to 8 bits.
+class Block {
+  public:
+    Block(const Tensor& entries, const Tensor& amax, std::int64_t number, const EightBitTable& table)
+        : entries_(entries.as<std::uint8_t>() + number * eight_bit_block),
+          amax_(amax.as<float>()[number]),
+          table_(table) {
+        from_8_bits(values_, entries_, amax_, table);
+    }
+    float* at(std::int64_t offset) { return values_.data() + offset; }
+    void store() { amax_ = to_8_bits(entries_, values_, table_); }
+
+  private:
+    std::uint8_t* entries_;
+    float& amax_;
+    const EightBitTable& table_;
+    std::array<float, eight_bit_block> values_;
+};
+
 }  // namespace
 
 void CpuOps::global_norm_squared(const Tensor& partials, const Tensor& x) {
@@ -133,36 +166,61 @@ void CpuOps::adamw(const Tensor& parameters, const Tensor& master, const Tensor&
                    const Tensor& gradients, const Tensor& norm_squared,
                    std::span<const AdamWSegment> segments, const AdamWStep& step,
                    const std::optional<StochasticRounding>& rounding,
-                   const std::optional<StochasticRounding>& rounding_of_moments) {
+                   const std::optional<StochasticRounding>& rounding_of_moments,
+                   const EightBitMoments& in_8_bits) {
     const std::int64_t n = parameters.elements();
     check_adamw({parameters, master, m, v, gradients, norm_squared}, segments, step, rounding,
-                rounding_of_moments);
+                rounding_of_moments, in_8_bits);
 
     const double squared = *norm_squared.as<double>();
     if (!std::isfinite(squared)) return;
     const Coefficients coefficients(step, std::sqrt(squared) / step.loss_scale);
+    const auto keep_of = [&](const AdamWSegment& segment) {
+        return static_cast<float>(1.0 - step.learning_rate * segment.weight_decay);
+    };
+    if (m.dtype == DType::uint8) {
+        with_dtype(gradients.dtype, [&](auto element) {
+            const auto* const g = gradients.as<decltype(element)>();
+            parallel_for(threads_, n / eight_bit_block, [&](std::int64_t number) {
+                const std::int64_t start = number * eight_bit_block;
+                Block of_m(m, in_8_bits.m_amax, number, table_of_first_moments()),
+                    of_v(v, in_8_bits.v_amax, number, table_of_second_moments());
+                for (const AdamWSegment& segment : segments) {
+                    const std::int64_t first = std::max(start, segment.begin),
+                                       last = std::min(start + eight_bit_block, segment.end);
+                    if (first >= last) continue;
+                    const std::int64_t small = segment.in_small + first - segment.begin;
+                    const bool is_small = segment.in_small >= 0;
+                    if (is_small) {
+                        std::fill_n(of_m.at(first - start), last - first, 0.0F);
+                        std::fill_n(of_v.at(first - start), last - first, 0.0F);
+                    }
+                    Widened w(master, first, last);
+                    update(w.values(), is_small ? in_8_bits.m.as<float>() + small : of_m.at(first - start),
+                           is_small ? in_8_bits.v.as<float>() + small : of_v.at(first - start), g + first,
+                           last - first, keep_of(segment), coefficients);
+                    round_weights(parameters, w.values(), first, last, rounding, step.step);
+                }
+                of_m.store();
+                of_v.store();
+            });
+        });
+        return;
+    }
     with_dtype(gradients.dtype, [&](auto element) {
         using Gradient = decltype(element);
         parallel_pieces(threads_, n, [&](std::int64_t piece_begin, std::int64_t piece_end) {
             for (const AdamWSegment& segment : segments) {
                 const std::int64_t begin = std::max(piece_begin, segment.begin);
                 const std::int64_t end = std::min(piece_end, segment.end);
-                const float keep = static_cast<float>(1.0 - step.learning_rate * segment.weight_decay);
                 for (std::int64_t first = begin; first < end; first += Widened::most) {
                     const std::int64_t last = std::min(first + Widened::most, end);
                     Widened w(master, first, last), m_here(m, first, last), v_here(v, first, last);
                     update(w.values(), m_here.values(), v_here.values(), gradients.as<Gradient>() + first,
-                           last - first, keep, coefficients);
+                           last - first, keep_of(segment), coefficients);
                     m_here.store(rounding_of_moments, step.step, Rounded::first_moment);
                     v_here.store(rounding_of_moments, step.step, Rounded::second_moment);
-                    if (rounding) {
-                        round_stochastically(parameters.as<bfloat16>(), w.values(), first, last, *rounding,
-                                             step.step);
-                    } else if (parameters.dtype != DType::fp32) {
-                        with_dtype(parameters.dtype, [&](auto x) {
-                            round_to_nearest(parameters.as<decltype(x)>() + first, w.values(), last - first);
-                        });
-                    }
+                    round_weights(parameters, w.values(), first, last, rounding, step.step);
                 }
             }
         });

@@ -2,12 +2,14 @@
 
 #include <omp.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <initializer_list>
 #include <oneapi/dnnl/dnnl.hpp>
+#include <string_view>
 #include <vector>
 
-#include "llmc/device/cpu/vector_math.h"
+#include "llmc/device/cpu/parallel.h"
 
 namespace llmc::cpu {
 
@@ -53,6 +55,7 @@ dnnl::memory::data_type data_type(DType dtype) {
         case DType::fp16:  // oneDNN 2.6 has no such products on CPUs
         case DType::fp64:
         case DType::int32:
+        case DType::uint8:
             break;
     }
     programming_error("a product in fp32 or bf16");
@@ -114,6 +117,7 @@ struct Products::Primitive {
     dnnl::matmul matmul;
     std::vector<dnnl::memory> memories;
     std::vector<dnnl_exec_arg_t> arguments;
+    bool depends_on_threads = false;  // the bits of its result on the number of threads
 
     void add(int argument, const dnnl::memory::desc& description, const dnnl::engine& engine) {
         memories.emplace_back(description, engine, nullptr);
@@ -170,7 +174,12 @@ Products::Primitive& Products::primitive(const Matrix& c, const Matrix& a, const
     const dnnl::matmul::desc operation(description(a), description(b), bias, description(c));
     const dnnl::engine& engine = engine_->engine;
     auto made = std::make_unique<Primitive>();
-    made->matmul = dnnl::matmul(dnnl::matmul::primitive_desc(operation, attributes, engine));
+    const dnnl::matmul::primitive_desc chosen(operation, attributes, engine);
+    made->matmul = dnnl::matmul(chosen);
+    // oneDNN's "gemm" may divide the sum of an element of c among threads. "brg", which needs AVX-512, does so for
+    // long sums with a transposed a.
+    const bool has_long_sums = a.row_stride == 1 && a.columns >= 2048;
+    made->depends_on_threads = has_long_sums || !std::string_view(chosen.impl_info_str()).starts_with("brg");
     made->add(DNNL_ARG_SRC, description(a), engine);
     made->add(DNNL_ARG_WEIGHTS, description(b), engine);
     made->add(DNNL_ARG_DST, description(c), engine);
@@ -184,10 +193,37 @@ void Products::multiply(const Matrix& c, const Matrix& a, const Matrix& b, Into 
           "the dtypes of a product agree");
     check(a.columns > 0 || into == Into::accumulate, "a product that overwrites has at least one term");
     if (c.rows == 0 || c.columns == 0 || a.columns == 0) return;
+    run(c, a, b, into, bias, true);
+}
+
+void Products::run(const Matrix& c, const Matrix& a, const Matrix& b, Into into, const std::byte* bias,
+                   bool may_be_divided) {
     const ThreadsOfOneDnn threads(threads_);
     Primitive& p = primitive(c, a, b, into, bias != nullptr);
+    if (p.depends_on_threads && may_be_divided) return run_tiles(c, a, b, into, bias);
     p.execute(engine_->stream, {a.data, b.data, c.data, const_cast<std::byte*>(bias)});
     engine_->stream.wait();
+}
+
+void Products::run_tiles(const Matrix& c, const Matrix& a, const Matrix& b, Into into,
+                         const std::byte* bias) {
+    while (std::ssize(of_one_thread_) < threads_) of_one_thread_.push_back(std::make_unique<Products>(1));
+    // A quarter of c's rows or columns, neither too small to be fast nor too large to share among threads.
+    const auto part_of = [](std::int64_t n) {
+        return std::clamp<std::int64_t>(round_up(divide_up(n, 4), 16), 32, 256);
+    };
+    const std::int64_t most_rows = part_of(c.rows), most_columns = part_of(c.columns);
+    const std::int64_t across = divide_up(c.columns, most_columns);
+    parallel_tasks(threads_, divide_up(c.rows, most_rows) * across, [&](std::int64_t tile, int thread) {
+        const std::int64_t row = tile / across * most_rows, rows = std::min(most_rows, c.rows - row);
+        const std::int64_t column = tile % across * most_columns;
+        const std::int64_t columns = std::min(most_columns, c.columns - column);
+        const std::byte* part_of_bias =
+            bias == nullptr ? nullptr : bias + column * static_cast<std::int64_t>(size_of(a.dtype));
+        of_one_thread_[static_cast<std::size_t>(thread)]->run(
+            c.part(row, rows, column, columns), a.part(row, rows, 0, a.columns),
+            b.part(0, b.rows, column, columns), into, part_of_bias, false);
+    });
 }
 
 }  // namespace llmc::cpu

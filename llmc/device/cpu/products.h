@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <vector>
 
 #include "llmc/core/tensor.h"
 
@@ -42,7 +43,7 @@ class Products {
 
     // c = a b (+ bias, one per column of c, in a's dtype), or c += a b. Sums are in fp32 and are rounded to
     // c's dtype. a and b are both fp32 or both bf16; c has their dtype or fp32. If a has no columns,
-    // `into` must be Into::accumulate.
+    // `into` must be Into::accumulate. The bits of c do not depend on the number of threads.
     void multiply(const Matrix& c, const Matrix& a, const Matrix& b, Into into = Into::overwrite,
                   const std::byte* bias = nullptr);
 
@@ -53,8 +54,13 @@ class Products {
     struct Primitive;
     struct Engine;
     Primitive& primitive(const Matrix& c, const Matrix& a, const Matrix& b, Into into, bool has_bias);
+    void run(const Matrix& c, const Matrix& a, const Matrix& b, Into into, const std::byte* bias,
+             bool may_be_divided);
+    // In tiles that depend on the shape of c alone, each by one thread.
+    void run_tiles(const Matrix& c, const Matrix& a, const Matrix& b, Into into, const std::byte* bias);
 
     int threads_;
+    std::vector<std::unique_ptr<Products>> of_one_thread_;
     std::unique_ptr<Engine> engine_;
     std::map<Key, std::unique_ptr<Primitive>> primitives_;
 };

@@ -25,6 +25,7 @@ struct AdamWCoefficients {
     float root_correction2;  // sqrt(1 - beta2^step)
     double learning_rate;
     double max_grad_norm;
+    double loss_scale;
     std::uint64_t step;
 };
 
@@ -40,6 +41,7 @@ inline AdamWCoefficients adamw_coefficients(const AdamWStep& step) {
             .root_correction2 = static_cast<float>(std::sqrt(1.0 - std::pow(step.beta2, steps))),
             .learning_rate = step.learning_rate,
             .max_grad_norm = step.max_grad_norm,
+            .loss_scale = step.loss_scale,
             .step = static_cast<std::uint64_t>(step.step)};
 }
 
@@ -61,10 +63,29 @@ struct AdamWSegments {
     AdamWSegment segments[most];
 };
 
-// min(1, max_grad_norm / (norm + 1e-6))
-__device__ __forceinline__ float adamw_clip(double norm_squared, double max_grad_norm) {
-    if (!(max_grad_norm > 0)) return 1;
-    return static_cast<float>(fmin(1.0, max_grad_norm / (sqrt(norm_squared) + 1e-6)));
+inline AdamWSegments adamw_segments(std::span<const AdamWSegment> segments) {
+    check(segments.size() <= AdamWSegments::most, "adamw: at most AdamWSegments::most segments");
+    AdamWSegments all{};
+    for (const AdamWSegment& segment : segments) {
+        const std::int64_t previous_end = all.count > 0 ? all.segments[all.count - 1].end : 0;
+        check(segment.begin >= previous_end && segment.end >= segment.begin,
+              "adamw: segments are in increasing order");
+        check(segment.begin % 4 == 0 && segment.end % 4 == 0 &&
+                  (segment.in_small < 0 || segment.in_small % 4 == 0),
+              "adamw: segments are whole quads");
+        all.segments[all.count++] = segment;
+    }
+    return all;
+}
+
+// min(1, max_grad_norm / (norm / S + 1e-6)) / S, with the loss scale S of the gradients
+__device__ __forceinline__ float adamw_clip(double norm_squared, const AdamWCoefficients& k) {
+    float clip = 1;
+    if (k.max_grad_norm > 0) {
+        const double norm = sqrt(norm_squared) / k.loss_scale;
+        clip = static_cast<float>(fmin(1.0, k.max_grad_norm / (norm + 1e-6)));
+    }
+    return static_cast<float>(clip / k.loss_scale);
 }
 
 // 1 - lr decay
@@ -82,21 +103,58 @@ __device__ __forceinline__ void adamw_update(float& w, float& m, float& v, float
     w = fmaf(w, keep, -k.step_size * (m / denominator));
 }
 
+template <class X>
+__device__ __forceinline__ void widen(float (&to)[4], const Quad<X>& from) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) to[e] = to_float(from[e]);
+}
+
+// Four numbers as they are stored: as they are in fp32, rounded to nearest, or rounded at random with the bits of
+// these elements.
+template <class X, bool stochastic>
+__device__ __forceinline__ Quad<X> rounded(const float (&x)[4], const StochasticRounding& rounding,
+                                           std::uint64_t step, std::int64_t at, Rounded what) {
+    Quad<X> to;
+    if constexpr (stochastic) {
+        const RandomBits random = rounding_bits(rounding, step, at, what);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) to[e] = round_stochastically(x[e], random[e]);
+    } else {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) to[e] = from_float<X>(x[e]);
+    }
+    return to;
+}
+
+// The flat buffers of a launch. Without a master copy, `master` holds the parameters, and `parameters` is not used.
+template <class X, class Master, class Moment, class Gradient>
+struct AdamWBuffers {
+    X* parameters;
+    Master* master;
+    Moment *m, *v;
+    const Gradient* gradients;
+};
+
+// How many blocks a multiprocessor holds. Random bits for three numbers of an element take more registers.
+template <class Moment, bool stochastic>
+inline constexpr int adamw_resident = stochastic && !std::is_same_v<Moment, float> ? 3 : 4;
+
 // The grid is persistent (grid.cuh). A block first computes the clip factor and the segments' decay. Then it
-// takes tiles of two quads per thread, whose eight 16-byte loads are in flight together. A thread's element
-// index only increases, and so does its segment.
-template <class X, class Gradient, bool stochastic>
-__global__ void __launch_bounds__(256, 4)
-    adamw_kernel4(X* parameters, float* master, float* m, float* v, const Gradient* gradients,
-                  const double* norm_squared, const AdamWCoefficients* coefficients, AdamWSegments segments,
-                  StochasticRounding rounding) {
+// takes tiles of two quads per thread, whose eight loads, of up to 16 bytes, are in flight together. A thread's
+// element index only increases, and so does its segment.
+template <class X, class Master, class Moment, class Gradient, bool stochastic>
+__global__ void __launch_bounds__(256, adamw_resident<Moment, stochastic>)
+    adamw_kernel4(AdamWBuffers<X, Master, Moment, Gradient> to, const double* norm_squared,
+                  const AdamWCoefficients* coefficients, AdamWSegments segments, StochasticRounding rounding,
+                  StochasticRounding rounding_of_moments) {
     constexpr int quads = 2;
+    constexpr bool has_master = !std::is_same_v<X, Master>, rounds_moments = !std::is_same_v<Moment, float>;
     const double squared = *norm_squared;
     if (!std::isfinite(squared)) return;
     const AdamWCoefficients k = *coefficients;
     SHARED(float, clip_of_block, [1]);
     SHARED(float, keep, [AdamWSegments::most]);
-    if (threadIdx.x == 0) clip_of_block[0] = adamw_clip(squared, k.max_grad_norm);
+    if (threadIdx.x == 0) clip_of_block[0] = adamw_clip(squared, k);
     if (static_cast<int>(threadIdx.x) < segments.count) {
         keep[threadIdx.x] = adamw_keep(k.learning_rate, segments.segments[threadIdx.x].weight_decay);
     }
@@ -110,7 +168,8 @@ __global__ void __launch_bounds__(256, 4)
          start += static_cast<std::int64_t>(gridDim.x) * tile) {
         std::int64_t at[quads];
         int segment_at[quads];  // -1: padding, or past the end
-        Quad<float> ws[quads], ms[quads], vs[quads];
+        Quad<Master> ws[quads];
+        Quad<Moment> ms[quads], vs[quads];
         Quad<Gradient> gs[quads];
 #pragma unroll
         for (int q = 0; q < quads; ++q) {
@@ -119,69 +178,70 @@ __global__ void __launch_bounds__(256, 4)
             segment_at[q] =
                 segment < segments.count && at[q] >= segments.segments[segment].begin ? segment : -1;
             if (segment_at[q] < 0) continue;
-            ws[q] = load_quad_streaming(master + at[q]);
-            ms[q] = load_quad_streaming(m + at[q]);
-            vs[q] = load_quad_streaming(v + at[q]);
-            gs[q] = load_quad_streaming(gradients + at[q]);
+            ws[q] = load_quad_streaming(to.master + at[q]);
+            ms[q] = load_quad_streaming(to.m + at[q]);
+            vs[q] = load_quad_streaming(to.v + at[q]);
+            gs[q] = load_quad_streaming(to.gradients + at[q]);
         }
 #pragma unroll
         for (int q = 0; q < quads; ++q) {
             if (segment_at[q] < 0) continue;
+            float w[4], m[4], v[4];
+            widen(w, ws[q]);
+            widen(m, ms[q]);
+            widen(v, vs[q]);
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-                adamw_update(ws[q][e], ms[q][e], vs[q][e], to_float(gs[q][e]), clip, keep[segment_at[q]], k);
+                adamw_update(w[e], m[e], v[e], to_float(gs[q][e]), clip, keep[segment_at[q]], k);
             }
-            store_quad_streaming(master + at[q], ws[q]);
-            store_quad_streaming(m + at[q], ms[q]);
-            store_quad_streaming(v + at[q], vs[q]);
-            if constexpr (!std::is_same_v<X, float>) {
-                Quad<X> rounded;
-                RandomBits random;
-                if constexpr (stochastic) random = rounding_bits(rounding, k.step, at[q]);
-#pragma unroll
-                for (int e = 0; e < 4; ++e) {
-                    if constexpr (stochastic) {
-                        rounded[e] = round_stochastically(ws[q][e], random[e]);
-                    } else {
-                        rounded[e] = from_float<X>(ws[q][e]);
-                    }
-                }
-                store_quad(parameters + at[q], rounded);  // the forward pass reads them next
+            store_quad_streaming(to.m + at[q], rounded<Moment, rounds_moments>(m, rounding_of_moments, k.step,
+                                                                               at[q], Rounded::first_moment));
+            store_quad_streaming(to.v + at[q],
+                                 rounded<Moment, rounds_moments>(v, rounding_of_moments, k.step, at[q],
+                                                                 Rounded::second_moment));
+            // The forward pass reads the parameters next.
+            const auto weights = rounded<X, stochastic>(w, rounding, k.step, at[q], Rounded::weight);
+            if constexpr (has_master) {
+                store_quad_streaming(to.master + at[q], Quad<float>{w[0], w[1], w[2], w[3]});
+                store_quad(to.parameters + at[q], weights);
+            } else {
+                store_quad(to.master + at[q], weights);
             }
         }
     }
 }
 
-// parameters X, master, m, v fp32, gradients fp32 or X are flat buffers that hold the segments. norm_squared
-// and coefficients are in device memory too. If X is fp32, master holds the parameters, and `parameters` is
-// not used. Without `rounding`, parameters are rounded to nearest.
-template <class X, class Gradient>
-void adamw(const LaunchContext& on, X* parameters, float* master, float* m, float* v,
-           const Gradient* gradients, const double* norm_squared, const AdamWCoefficients* coefficients,
+// norm_squared and coefficients are in device memory too. Without `rounding`, parameters are rounded to nearest.
+template <class X, class Master, class Moment, class Gradient>
+void adamw(const LaunchContext& on, const AdamWBuffers<X, Master, Moment, Gradient>& to,
+           const double* norm_squared, const AdamWCoefficients* coefficients,
            std::span<const AdamWSegment> segments, const std::optional<StochasticRounding>& rounding = {},
-           int block_threads = 256) {
-    constexpr bool rounds = !std::is_same_v<X, float>;
-    check(segments.size() <= AdamWSegments::most, "adamw: at most AdamWSegments::most segments");
+           const std::optional<StochasticRounding>& rounding_of_moments = {}, int block_threads = 256) {
+    // Random bits are for bf16. Weights need them where they have no master copy.
+    constexpr bool may_round = std::is_same_v<X, bf16>,
+                   must_round = may_round && std::is_same_v<Master, bf16>;
+    static_assert(std::is_same_v<Master, float> || must_round);
     check(block_threads <= 256, "adamw: a block has at most 256 threads");
     check(static_cast<int>(segments.size()) <= block_threads, "adamw: at least as many threads as segments");
-    check(!rounding || (rounds && rounding->first_element % 4 == 0),
-          "adamw: stochastic rounding is to bf16, and the buffer's first element has an index that is a "
-          "multiple of 4");
-    AdamWSegments all{};
-    for (const AdamWSegment& segment : segments) {
-        const std::int64_t previous_end = all.count > 0 ? all.segments[all.count - 1].end : 0;
-        check(segment.begin >= previous_end && segment.end >= segment.begin,
-              "adamw: segments are in increasing order");
-        check(segment.begin % 4 == 0 && segment.end % 4 == 0, "adamw: segments are whole quads");
-        all.segments[all.count++] = segment;
+    check(rounding ? may_round : !must_round, "adamw: stochastic rounding is of weights in bf16");
+    check(rounding_of_moments.has_value() == std::is_same_v<Moment, bf16>,
+          "adamw: moments in bf16 are rounded at random");
+    for (const auto& random : {rounding, rounding_of_moments}) {
+        check(!random || random->first_element % 4 == 0,
+              "adamw: the buffer's first element has an index that is a multiple of 4");
     }
+    const AdamWSegments all = adamw_segments(segments);
     const std::int64_t end = segments.empty() ? 0 : segments.back().end;
     if (end == 0) return;
     const std::int64_t pieces = blocks_for<std::int64_t>(end, 8);
-    const unsigned blocks = streaming_blocks(on.chip, pieces, block_threads, 1024);
-    launch(on, rounding ? adamw_kernel4<X, Gradient, rounds> : adamw_kernel4<X, Gradient, false>, blocks,
-           block_threads, 0, parameters, master, m, v, gradients, norm_squared, coefficients, all,
-           rounding.value_or(StochasticRounding{}));
+    const auto run = [&]<bool stochastic>() {
+        const unsigned blocks =
+            streaming_blocks(on.chip, pieces, block_threads, 256 * adamw_resident<Moment, stochastic>);
+        launch(on, adamw_kernel4<X, Master, Moment, Gradient, stochastic>, blocks, block_threads, 0, to,
+               norm_squared, coefficients, all, rounding.value_or(StochasticRounding{}),
+               rounding_of_moments.value_or(StochasticRounding{}));
+    };
+    rounding ? run.template operator()<may_round>() : run.template operator()<must_round>();
 }
 
 }  // namespace llmc::cuda

@@ -1,7 +1,7 @@
 // Causal attention backward in the manner of FlashAttention (ops.h: attention_backward). It recomputes the
 // probabilities, a tile at a time, from the scores and the log-sum-exp of the forward pass. No (T,T) matrix
-// is stored. The bf16 kernels run on tensor cores; the fp32 kernels are in attention_backward_fp32.cuh. The
-// development of these kernels is in dev/attention_backward.cu.
+// is stored. The kernels for bf16 and fp16 run on tensor cores; the fp32 kernels are in
+// attention_backward_fp32.cuh. The development of these kernels is in dev/attention_backward.cu.
 //
 // dq sums over keys; dk and dv sum over queries. A block that computed all three would add to other blocks'
 // results with atomics, in an order that changes from run to run. So there are two kernels. Each owns its
@@ -44,24 +44,24 @@
 namespace llmc::cuda {
 
 // A block owns a tile of queries and goes over the keys that these attend to.
-template <int columns>
+template <class X, int columns>
 __global__ void __launch_bounds__(128, 2)
-    attention_backward_queries_kernel5(RowHeads<bf16> dq_rows, float* row_values, const bf16* dout,
-                                       QueryKeyValue<const bf16> qkv, const bf16* out, const float* lse,
+    attention_backward_queries_kernel5(RowHeads<X> dq_rows, float* row_values, const X* dout,
+                                       QueryKeyValue<const X> qkv, const X* out, const float* lse,
                                        AttentionSizes s, float scale) {
-    using T = AttentionBackwardTiling<columns>;
+    using T = AttentionBackwardTiling<X, columns>;
     const int b = static_cast<int>(blockIdx.z), h = static_cast<int>(blockIdx.y), head = b * s.heads + h;
     // The last queries see the most keys. Their blocks start first, so that the last blocks to run are short.
     const int first = static_cast<int>(gridDim.x - 1 - blockIdx.x) * T::owned;
     const int row = own_warp() * T::warp_rows, query = first + row;  // the warp's first
 
     SharedAllocator shared;
-    bf16* const stages = shared.take<bf16>(2 * T::stages * T::Moving::elements);
+    X* const stages = shared.take<X>(2 * T::stages * T::Moving::elements);
     const auto keys = [&](int stage) { return typename T::Moving{stages + 2 * stage * T::Moving::elements}; };
     const auto values = [&](int stage) {
         return typename T::Moving{stages + (2 * stage + 1) * T::Moving::elements};
     };
-    using Copy = TileCopy<T::threads, columns>;
+    using Copy = TileCopy<X, T::threads, columns>;
     const int begin = s.first_key(first) / T::step * T::step, key_head = s.key_head(h);
     Copy copy_k(head_of(qkv.k, s, b, key_head), begin, s.sequence, s.head_size);
     Copy copy_v(head_of(qkv.v, s, b, key_head), begin, s.sequence, s.head_size);
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(128, 2)
             load_two_a(g[m][c], g[m][c + 1], head_of_out(dout, s, b, h), query + 16 * m, 16 * c, s);
             load_two_a(o[0], o[1], head_of_out(out, s, b, h), query + 16 * m, 16 * c, s);
 #pragma unroll
-            for (int i = 0; i < 8; ++i) d[m][i % 2] += dot_pairs(g[m][c + i / 4][i % 4], o[i / 4][i % 4]);
+            for (int i = 0; i < 8; ++i) d[m][i % 2] += dot_pairs<X>(g[m][c + i / 4][i % 4], o[i / 4][i % 4]);
         }
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -140,21 +140,21 @@ __global__ void __launch_bounds__(128, 2)
 
 // A block owns a tile of keys and goes over the queries that attend to them: those of the first query head
 // that shares the keys, then those of the next one. Scores are transposed here: a row belongs to a key.
-template <int columns>
+template <class X, int columns>
 __global__ void __launch_bounds__(128, 2)
-    attention_backward_keys_kernel5(RowHeads<bf16> dk_rows, RowHeads<bf16> dv_rows, const float* row_values,
-                                    const bf16* dout, QueryKeyValue<const bf16> qkv, AttentionSizes s,
+    attention_backward_keys_kernel5(RowHeads<X> dk_rows, RowHeads<X> dv_rows, const float* row_values,
+                                    const X* dout, QueryKeyValue<const X> qkv, AttentionSizes s,
                                     float scale) {
-    using T = AttentionBackwardTiling<columns>;
+    using T = AttentionBackwardTiling<X, columns>;
     const int b = static_cast<int>(blockIdx.z), key_head = static_cast<int>(blockIdx.y);
     const int first = static_cast<int>(blockIdx.x) * T::owned;
     const int thread = static_cast<int>(threadIdx.x);
     const int row = own_warp() * T::warp_rows, key = first + row;  // the warp's first
 
     SharedAllocator shared;
-    const typename T::Owned keys{shared.take<bf16>(T::Owned::elements)};
-    const typename T::Owned values{shared.take<bf16>(T::Owned::elements)};
-    bf16* const stages = shared.take<bf16>(2 * T::stages * T::Moving::elements);
+    const typename T::Owned keys{shared.take<X>(T::Owned::elements)};
+    const typename T::Owned values{shared.take<X>(T::Owned::elements)};
+    X* const stages = shared.take<X>(2 * T::stages * T::Moving::elements);
     float* const row_stages = shared.take<float>(2 * T::stages * T::step);
     const auto queries = [&](int stage) {
         return typename T::Moving{stages + 2 * stage * T::Moving::elements};
@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(128, 2)
     };
     const auto rows = [&](int stage) { return row_stages + 2 * stage * T::step; };
 
-    using Copy = TileCopy<T::threads, columns>;
+    using Copy = TileCopy<X, T::threads, columns>;
     int h = key_head * s.group();
     Copy copy_q(head_of(qkv.q, s, b, h), first, s.sequence, s.head_size);
     Copy copy_dout(head_of_out(dout, s, b, h), first, s.sequence, s.head_size);
@@ -237,26 +237,26 @@ __global__ void __launch_bounds__(128, 2)
 }
 
 // For head sizes up to `columns`
-template <int columns>
-void launch_attention_backward(const LaunchContext& on, const QueryKeyValue<bf16>& dqkv, const bf16* dout,
-                               const QueryKeyValue<const bf16>& qkv, const bf16* out, const float* lse,
+template <class X, int columns>
+void launch_attention_backward(const LaunchContext& on, const QueryKeyValue<X>& dqkv, const X* dout,
+                               const QueryKeyValue<const X>& qkv, const X* out, const float* lse,
                                float* row_values, const AttentionSizes& s) {
-    using T = AttentionBackwardTiling<columns>;
-    constexpr std::size_t stages = SharedAllocator::bytes<bf16>(2 * T::stages * T::Moving::elements);
-    constexpr std::size_t owned = 2 * SharedAllocator::bytes<bf16>(T::Owned::elements);
+    using T = AttentionBackwardTiling<X, columns>;
+    constexpr std::size_t stages = SharedAllocator::bytes<X>(2 * T::stages * T::Moving::elements);
+    constexpr std::size_t owned = 2 * SharedAllocator::bytes<X>(T::Owned::elements);
     constexpr std::size_t rows = SharedAllocator::bytes<float>(2 * T::stages * T::step);
     const auto grid = [&](int heads) {
         return dim3(static_cast<unsigned>(blocks_for(s.sequence, T::owned)), static_cast<unsigned>(heads),
                     static_cast<unsigned>(s.batch));
     };
-    launch(on, attention_backward_queries_kernel5<columns>, grid(s.heads), T::threads, stages, dqkv.q,
+    launch(on, attention_backward_queries_kernel5<X, columns>, grid(s.heads), T::threads, stages, dqkv.q,
            row_values, dout, qkv, out, lse, s, attention_scale(s));
-    launch(on, attention_backward_keys_kernel5<columns>, grid(s.key_heads), T::threads, owned + stages + rows,
-           dqkv.k, dqkv.v, row_values, dout, qkv, s, attention_scale(s));
+    launch(on, attention_backward_keys_kernel5<X, columns>, grid(s.key_heads), T::threads,
+           owned + stages + rows, dqkv.k, dqkv.v, row_values, dout, qkv, s, attention_scale(s));
 }
 
 static_assert(attention_backward_tile ==
-              std::max(AttentionBackwardTiling<64>::owned, AttentionBackwardTiling<128>::owned));
+              std::max(AttentionBackwardTiling<bf16, 64>::owned, AttentionBackwardTiling<bf16, 128>::owned));
 inline std::size_t attention_backward_workspace_bytes(const AttentionSizes& sizes) {
     return attention_backward_workspace_bytes(sizes.all_heads(), sizes.sequence);
 }
@@ -276,7 +276,7 @@ void attention_backward(const LaunchContext& on, const QueryKeyValue<X>& dqkv, c
         if constexpr (std::is_same_v<X, float>) {
             launch_plain_attention_backward<columns>(on, dqkv, dout, qkv, out, lse, row_values, sizes);
         } else {
-            launch_attention_backward<columns>(on, dqkv, dout, qkv, out, lse, row_values, sizes);
+            launch_attention_backward<X, columns>(on, dqkv, dout, qkv, out, lse, row_values, sizes);
         }
     };
     if (sizes.head_size <= 64) {

@@ -8,8 +8,9 @@
 namespace llmc::cuda {
 
 // `columns` is the head size, rounded up to 64 or 128.
-template <int columns_>
+template <class X, int columns_>
 struct AttentionBackwardTiling {
+    using Element = X;
     static constexpr int columns = columns_, depth = columns / 16;
     static constexpr int threads = 128, warps = threads / warp_threads;
     // A warp owns `row_blocks` times 16 rows: as many as leave registers for their sums.
@@ -21,8 +22,8 @@ struct AttentionBackwardTiling {
     static constexpr int step = 32, step_blocks = step / 16;
     static constexpr int stages = 2;
 
-    using Owned = Tile<owned, columns>;
-    using Moving = Tile<step, columns>;
+    using Owned = Tile<X, owned, columns>;
+    using Moving = Tile<X, step, columns>;
     using Rows = Operand[row_blocks][depth];        // the warp's rows of q, k, v or dout, as first operands
     using Scores = Block[row_blocks][step_blocks];  // scores of its rows against those of a step
     using Sums = Block[row_blocks][depth];          // its rows of a gradient
@@ -35,11 +36,19 @@ struct AttentionBackwardTiling {
     }
 };
 
-// The dot product of two pairs of bf16, in fp32
+// The dot product of two pairs of X, in fp32
+template <class X>
 __device__ __forceinline__ float dot_pairs(std::uint32_t a, std::uint32_t b) {
-    const auto low = [](std::uint32_t pair) { return __uint_as_float(pair << 16); };
-    const auto high = [](std::uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); };
-    return low(a) * low(b) + high(a) * high(b);
+    if constexpr (std::is_same_v<X, bf16>) {
+        const auto low = [](std::uint32_t pair) { return __uint_as_float(pair << 16); };
+        const auto high = [](std::uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); };
+        return low(a) * low(b) + high(a) * high(b);
+    } else {
+        X of_a[2], of_b[2];
+        memcpy(static_cast<void*>(of_a), &a, sizeof a);
+        memcpy(static_cast<void*>(of_b), &b, sizeof b);
+        return to_float(of_a[0]) * to_float(of_b[0]) + to_float(of_a[1]) * to_float(of_b[1]);
+    }
 }
 
 // Transposes the values of the four lanes of a row: x[i] of lane t becomes x[t] of lane i.
@@ -61,8 +70,9 @@ __device__ __forceinline__ void exchange_in_row(std::uint32_t (&x)[4] LLMC_SITE)
 // Loads two first operands straight from a head in global memory: rows first ..., columns column ... column +
 // 31, and zeros outside. A lane loads 16 bytes of a row. It needs 4 of them, and 4 of each of its three
 // neighbors' bytes.
-__device__ __forceinline__ void load_two_a(Operand& left, Operand& right, HeadRows<const bf16> from,
-                                           int first, int column, const AttentionSizes& s LLMC_SITE) {
+template <class X>
+__device__ __forceinline__ void load_two_a(Operand& left, Operand& right, HeadRows<const X> from, int first,
+                                           int column, const AttentionSizes& s LLMC_SITE) {
     const int lane = own_lane();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -99,7 +109,8 @@ __device__ __forceinline__ void score_products(typename T::Scores& scores, const
             Operand b;
             load_b_transposed(b, tile, 16 * n, 16 * k, lane LLMC_PASS_SITE);
 #pragma unroll
-            for (int m = 0; m < T::row_blocks; ++m) multiply_add(scores[m][n], a[m], b LLMC_PASS_SITE);
+            for (int m = 0; m < T::row_blocks; ++m)
+                multiply_add<typename T::Element>(scores[m][n], a[m], b LLMC_PASS_SITE);
         }
     }
 }
@@ -113,13 +124,14 @@ __device__ __forceinline__ void add_products(typename T::Sums& sums, const typen
     for (int k = 0; k < T::step_blocks; ++k) {
         Operand a[T::row_blocks];
 #pragma unroll
-        for (int m = 0; m < T::row_blocks; ++m) round_to_a(a[m], weights[m][k]);
+        for (int m = 0; m < T::row_blocks; ++m) round_to_a<typename T::Element>(a[m], weights[m][k]);
 #pragma unroll
         for (int n = 0; n < T::depth; ++n) {
             Operand b;
             load_b(b, tile, 16 * k, 16 * n, lane LLMC_PASS_SITE);
 #pragma unroll
-            for (int m = 0; m < T::row_blocks; ++m) multiply_add(sums[m][n], a[m], b LLMC_PASS_SITE);
+            for (int m = 0; m < T::row_blocks; ++m)
+                multiply_add<typename T::Element>(sums[m][n], a[m], b LLMC_PASS_SITE);
         }
     }
 }
@@ -139,9 +151,9 @@ __device__ __forceinline__ void for_each_score(const F& f) {
 
 // Stores the warp's sums times `factor` in rows first ... of a head, by way of the warp's own rows of a tile.
 template <class T>
-__device__ __forceinline__ void store_sums(HeadRows<bf16> to, int first, const AttentionSizes& s,
-                                           typename T::Sums& sums, float factor, typename T::Owned tile,
-                                           int row LLMC_SITE) {
+__device__ __forceinline__ void store_sums(HeadRows<typename T::Element> to, int first,
+                                           const AttentionSizes& s, typename T::Sums& sums, float factor,
+                                           typename T::Owned tile, int row LLMC_SITE) {
     __syncwarp(all_lanes LLMC_PASS_SITE);  // other lanes have read the tile
 #pragma unroll
     for (int m = 0; m < T::row_blocks; ++m) {

@@ -1,6 +1,7 @@
 // Causal attention forward (ops.h: attention_forward). For each block of queries it goes over blocks of keys
-// with a running softmax, so that no (T,T) matrix exists (Dao, "FlashAttention-2", 2023). The bf16 kernel
-// uses tensor cores. It rounds the probabilities to bf16 for their product with the values; all else is fp32.
+// with a running softmax, so that no (T,T) matrix exists (Dao, "FlashAttention-2", 2023). The kernel
+// for bf16 and fp16 uses tensor cores. It rounds the probabilities to 16 bits for their product with the values; all
+// else is fp32.
 // The fp32 kernel is in attention_forward_fp32.cuh. The development of this kernel is in
 // dev/attention_forward.cu.
 #pragma once
@@ -100,7 +101,8 @@ __device__ __forceinline__ void multiply_queries(Block (&scores)[row_blocks][key
             Operand k;
             load_b_transposed(k, keys, 16 * j, column, lane LLMC_PASS_SITE);
 #pragma unroll
-            for (int r = 0; r < row_blocks; ++r) multiply_add(scores[r][j], q[r], k LLMC_PASS_SITE);
+            for (int r = 0; r < row_blocks; ++r)
+                multiply_add<typename KeyTile::Element>(scores[r][j], q[r], k LLMC_PASS_SITE);
         }
     }
 }
@@ -149,6 +151,7 @@ __device__ __forceinline__ void multiply_values(Block (&sums)[row_blocks][column
                                                 RunningSoftmax<row_blocks>& softmax,
                                                 Block (&scores)[row_blocks][key_blocks], float scale,
                                                 ValueTile values LLMC_SITE) {
+    using X = typename ValueTile::Element;
     const int lane = lane_id();
 #pragma unroll
     for (int j = 0; j < key_blocks; ++j) {
@@ -156,34 +159,35 @@ __device__ __forceinline__ void multiply_values(Block (&sums)[row_blocks][column
 #pragma unroll
         for (int r = 0; r < row_blocks; ++r) {
             softmax.exponentiate(scores[r][j], r, scale);
-            round_to_a(p[r], scores[r][j]);
+            round_to_a<X>(p[r], scores[r][j]);
         }
 #pragma unroll
         for (int c = 0; c < column_blocks; ++c) {
             Operand v;
             load_b(v, values, 16 * j, 16 * c, lane LLMC_PASS_SITE);
 #pragma unroll
-            for (int r = 0; r < row_blocks; ++r) multiply_add(sums[r][c], p[r], v LLMC_PASS_SITE);
+            for (int r = 0; r < row_blocks; ++r) multiply_add<X>(sums[r][c], p[r], v LLMC_PASS_SITE);
         }
     }
 }
 
 }  // namespace detail
 
-// The work division of attention_forward_kernel6, for heads of up to `columns`. Each of the `warps` has
-// `warp_rows` queries. Tiles have 64 keys or values; shared memory holds one of each. Registers suffice for
-// `blocks` blocks per multiprocessor.
+// The work division of attention_forward_kernel6, for heads of up to `columns` elements X, bf16 or fp16. Each of
+// the `warps` has `warp_rows` queries. Tiles have 64 keys or values; shared memory holds one of each. Registers
+// suffice for `blocks` blocks per multiprocessor.
 //
 // With 32 queries, a warp uses each key that it reads from shared memory twice, and tensor cores wait less
 // for shared memory. This takes all registers: from sm_100 on, a thread spills 8 or 16 bytes.
-template <int columns_, int warp_rows_, int blocks_, int warps = 4>
+template <class X, int columns_, int warp_rows_, int blocks_, int warps = 4>
 struct AttentionForwardTiling {
+    using Element = X;
     static constexpr int columns = columns_, warp_rows = warp_rows_, blocks = blocks_;
     static constexpr int threads = warps * warp_threads;
-    using QueryTile = Tile<warps * warp_rows, columns>;
-    using KeyTile = Tile<64, columns>;
-    static constexpr std::size_t shared_bytes = SharedAllocator::bytes<bf16>(QueryTile::elements) +
-                                                2 * SharedAllocator::bytes<bf16>(KeyTile::elements);
+    using QueryTile = Tile<X, warps * warp_rows, columns>;
+    using KeyTile = Tile<X, 64, columns>;
+    static constexpr std::size_t shared_bytes =
+        SharedAllocator::bytes<X>(QueryTile::elements) + 2 * SharedAllocator::bytes<X>(KeyTile::elements);
 };
 
 // A block computes a tile of a head's queries; block (x, y, z) has head x of sequence y. The tiles are in
@@ -191,16 +195,18 @@ struct AttentionForwardTiling {
 // which may share keys, run at the same time. `scale` is log2(e) / sqrt(D).
 template <class Tiling>
 __global__ void __launch_bounds__(Tiling::threads, Tiling::blocks)
-    attention_forward_kernel6(bf16* out, float* lse, QueryKeyValue<const bf16> qkv, AttentionSizes sizes,
+    attention_forward_kernel6(typename Tiling::Element* out, float* lse,
+                              QueryKeyValue<const typename Tiling::Element> qkv, AttentionSizes sizes,
                               float scale) {
+    using X = typename Tiling::Element;
     using QueryTile = typename Tiling::QueryTile;
     using KeyTile = typename Tiling::KeyTile;
     constexpr int threads = Tiling::threads;
     constexpr int row_blocks = Tiling::warp_rows / 16, key_blocks = KeyTile::rows / 16,
                   column_blocks = Tiling::columns / 16;
     SharedAllocator shared;
-    const QueryTile queries{shared.take<bf16>(QueryTile::elements)};
-    const KeyTile keys{shared.take<bf16>(KeyTile::elements)}, values{shared.take<bf16>(KeyTile::elements)};
+    const QueryTile queries{shared.take<X>(QueryTile::elements)};
+    const KeyTile keys{shared.take<X>(KeyTile::elements)}, values{shared.take<X>(KeyTile::elements)};
 
     const int h = static_cast<int>(blockIdx.x), b = static_cast<int>(blockIdx.y);
     const int first_query = static_cast<int>(gridDim.z - 1 - blockIdx.z) * QueryTile::rows;
@@ -287,8 +293,9 @@ __global__ void __launch_bounds__(Tiling::threads, Tiling::blocks)
 namespace detail {
 
 template <class Tiling>
-void launch_attention_forward(const LaunchContext& on, bf16* out, float* lse,
-                              const QueryKeyValue<const bf16>& qkv, const AttentionSizes& sizes) {
+void launch_attention_forward(const LaunchContext& on, typename Tiling::Element* out, float* lse,
+                              const QueryKeyValue<const typename Tiling::Element>& qkv,
+                              const AttentionSizes& sizes) {
     const int tiles = blocks_for(sizes.sequence, Tiling::QueryTile::rows);
     check(tiles <= 65535 && sizes.batch <= 65535, "attention: at most 65535 tiles and 65535 sequences");
     check(sizes.batch * sizes.sequence < (std::int64_t{1} << 31), "attention: an int counts the rows");
@@ -303,7 +310,7 @@ void launch_attention_forward(const LaunchContext& on, bf16* out, float* lse,
 // out X (B,T,H,D), lse fp32 (B,H,T), qkv: heads in rows of any tensors; D is a multiple of 8 up to 128. All
 // heads begin at multiples of 16 bytes.
 //
-// `block_threads` has an effect for bf16 only. A block of 256 threads has eight warps of 16 queries instead
+// `block_threads` has no effect for fp32. A block of 256 threads has eight warps of 16 queries instead
 // of four of 32. The tile is the same, a thread has half the work, and a barrier waits for twice the warps.
 template <class X>
 void attention_forward(const LaunchContext& on, X* out, float* lse, const QueryKeyValue<const X>& qkv,
@@ -314,16 +321,16 @@ void attention_forward(const LaunchContext& on, X* out, float* lse, const QueryK
     if constexpr (std::is_same_v<X, float>) {
         attention_forward_without_tensor_cores(on, out, lse, qkv, sizes);
     } else if (block_threads == 256 && sizes.head_size <= 64) {
-        detail::launch_attention_forward<AttentionForwardTiling<64, 16, 2, 8>>(on, out, lse, qkv, sizes);
+        detail::launch_attention_forward<AttentionForwardTiling<X, 64, 16, 2, 8>>(on, out, lse, qkv, sizes);
     } else if (block_threads == 256) {
-        detail::launch_attention_forward<AttentionForwardTiling<128, 16, 1, 8>>(on, out, lse, qkv, sizes);
+        detail::launch_attention_forward<AttentionForwardTiling<X, 128, 16, 1, 8>>(on, out, lse, qkv, sizes);
     } else if (sizes.head_size <= 64) {
-        detail::launch_attention_forward<AttentionForwardTiling<64, 32, 3>>(on, out, lse, qkv, sizes);
+        detail::launch_attention_forward<AttentionForwardTiling<X, 64, 32, 3>>(on, out, lse, qkv, sizes);
     } else if (on.chip.shared_bytes_per_multiprocessor > (160 << 10)) {
-        detail::launch_attention_forward<AttentionForwardTiling<128, 32, 2>>(on, out, lse, qkv, sizes);
+        detail::launch_attention_forward<AttentionForwardTiling<X, 128, 32, 2>>(on, out, lse, qkv, sizes);
     } else {
         // With less shared memory, only one block would fit a multiprocessor.
-        detail::launch_attention_forward<AttentionForwardTiling<128, 16, 2>>(on, out, lse, qkv, sizes);
+        detail::launch_attention_forward<AttentionForwardTiling<X, 128, 16, 2>>(on, out, lse, qkv, sizes);
     }
 }
 

@@ -41,11 +41,13 @@ __device__ __forceinline__ void load_widened(float* to, HeadRows<const X> from, 
     }
 }
 
-__device__ __forceinline__ void store_four(float* to, const float (&x)[4]) {
-    store(to, Packed<float>{x[0], x[1], x[2], x[3]});
-}
-__device__ __forceinline__ void store_four(bf16* to, const float (&x)[4]) {
-    *reinterpret_cast<uint2*>(to) = {pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3])};
+template <class X>
+__device__ __forceinline__ void store_four(X* to, const float (&x)[4]) {
+    if constexpr (std::is_same_v<X, float>) {
+        store(to, Packed<float>{x[0], x[1], x[2], x[3]});
+    } else {
+        *reinterpret_cast<uint2*>(to) = {pack_pair<X>(x[0], x[1]), pack_pair<X>(x[2], x[3])};
+    }
 }
 
 // Reduces over the 16 neighboring threads that share queries.

@@ -107,46 +107,47 @@ __device__ __forceinline__ int hidden_from_compiler(unsigned x) {
     return static_cast<int>(x);
 }
 
-// ---- tiles of bf16 in shared memory ----
+// ---- tiles of 16-bit elements in shared memory ----
 
 // A tile in swizzled order: chunk c (8 elements, 16 bytes) of row r is stored at place c ^ (r & 7) of its
 // row. Thus the chunks that ldmatrix reads at a time, one of each of 8 rows, are in different banks. So are
 // the chunks of a row, which cp.async writes.
-template <int rows_, int columns_>
+template <class X, int rows_, int columns_>
 struct Tile {
+    using Element = X;
     static constexpr int rows = rows_, columns = columns_, chunks = columns / 8;
     static constexpr std::size_t elements = std::size_t{rows} * columns;
     static_assert(rows % 16 == 0 && columns % 64 == 0);
 
-    bf16* data;
+    X* data;
 
-    __device__ __forceinline__ bf16* chunk(int row, int c) const {
+    __device__ __forceinline__ X* chunk(int row, int c) const {
         return data + row * columns + (c ^ (row & 7)) * 8;
     }
-    __device__ __forceinline__ bf16* at(int row, int column) const {
+    __device__ __forceinline__ X* at(int row, int column) const {
         return chunk(row, column / 8) + column % 8;
     }
 };
 
 // A thread's share of each tile that the `threads` of a block copy together: one chunk of some rows.
-template <int threads_, int columns>
+template <class X, int threads_, int columns>
 struct TileCopy {
     static constexpr int threads = threads_, chunks = columns / 8, rows_at_a_time = threads / chunks;
     static_assert(threads % chunks == 0 && rows_at_a_time % 8 == 0);
 
-    const bf16* source;  // this thread's chunk of its first row
+    const X* source;  // this thread's chunk of its first row
     int stride;
     int rows_left;  // rows of the sequence from there on; 0 past the head's columns
 
     // Starts at row `first` of the head.
-    __device__ __forceinline__ TileCopy(HeadRows<const bf16> from, int first, int sequence, int head_size)
+    __device__ __forceinline__ TileCopy(HeadRows<const X> from, int first, int sequence, int head_size)
         : source(from.row(first + own_row()) + own_chunk() * 8),
           stride(from.stride),
           rows_left(own_chunk() * 8 < head_size ? sequence - first - own_row() : 0) {}
 
     // Starts copying. The caller commits the group, waits for it, and then needs a barrier.
     template <int rows>
-    __device__ __forceinline__ void start(Tile<rows, columns> to LLMC_SITE) const {
+    __device__ __forceinline__ void start(Tile<X, rows, columns> to LLMC_SITE) const {
 #pragma unroll
         for (int i = 0; i < rows; i += rows_at_a_time) {
             copy_async_16(to.chunk(own_row() + i, own_chunk()), source + std::int64_t{i} * stride,
@@ -166,14 +167,14 @@ struct TileCopy {
 // Starts copying rows first ... of head h of sequence b into a tile, all indices computed anew. A loop that
 // copies from two tensors needs fewer registers than with two addresses that move along. With 64 columns,
 // where three blocks share the registers, the thread's place is computed anew too.
-template <int threads, int rows, int columns>
-__device__ __forceinline__ void load_tile(Tile<rows, columns> to, const RowHeads<const bf16>& from,
+template <int threads, class X, int rows, int columns>
+__device__ __forceinline__ void load_tile(Tile<X, rows, columns> to, const RowHeads<const X>& from,
                                           const AttentionSizes& s, int b, int h, int first LLMC_SITE) {
-    using Copy = TileCopy<threads, columns>;
+    using Copy = TileCopy<X, threads, columns>;
     const int thread = columns == 64 ? hidden_from_compiler(threadIdx.x) : static_cast<int>(threadIdx.x);
     const int row = first + thread / Copy::chunks, column = thread % Copy::chunks * 8;
     const int rows_left = column < s.head_size ? s.sequence - row : 0;
-    const bf16* const source =
+    const X* const source =
         from.first + std::int64_t{b * s.sequence + row} * from.stride + h * s.head_size + column;
 #pragma unroll
     for (int i = 0; i < rows; i += Copy::rows_at_a_time) {
@@ -183,17 +184,17 @@ __device__ __forceinline__ void load_tile(Tile<rows, columns> to, const RowHeads
 }
 
 // Starts copying rows first ... of a head into a tile.
-template <int threads, int rows, int columns>
-__device__ __forceinline__ void load_tile(Tile<rows, columns> to, HeadRows<const bf16> from, int first,
+template <int threads, class X, int rows, int columns>
+__device__ __forceinline__ void load_tile(Tile<X, rows, columns> to, HeadRows<const X> from, int first,
                                           int sequence, int head_size LLMC_SITE) {
-    TileCopy<threads, columns>(from, first, sequence, head_size).start(to LLMC_PASS_SITE);
+    TileCopy<X, threads, columns>(from, first, sequence, head_size).start(to LLMC_PASS_SITE);
 }
 
 // One warp writes rows [row, row + count) of a tile to rows first + row ... of a head. `count` is a multiple
 // of 4.
-template <int count, int rows, int columns>
-__device__ __forceinline__ void store_rows(HeadRows<bf16> to, int first, int sequence, int head_size,
-                                           Tile<rows, columns> from, int row) {
+template <int count, class X, int rows, int columns>
+__device__ __forceinline__ void store_rows(HeadRows<X> to, int first, int sequence, int head_size,
+                                           Tile<X, rows, columns> from, int row) {
     constexpr int chunks = columns / 8, rows_at_a_time = warp_threads / chunks;
     static_assert(count % rows_at_a_time == 0);
     const int lane = lane_id(), chunk = lane % chunks;
@@ -224,20 +225,23 @@ __device__ __forceinline__ int block_column(int n, int i) {
     return 8 * n + 2 * (static_cast<int>(threadIdx.x % 4)) + i % 2;
 }
 
+template <class X>
 __device__ __forceinline__ void multiply_add(Block& d, const Operand& a, const Operand& b LLMC_SITE) {
-    mma_m16n8k16(d[0], a, {b[0], b[1]} LLMC_PASS_SITE);
-    mma_m16n8k16(d[1], a, {b[2], b[3]} LLMC_PASS_SITE);
+    mma_m16n8k16<X>(d[0], a, {b[0], b[1]} LLMC_PASS_SITE);
+    mma_m16n8k16<X>(d[1], a, {b[2], b[3]} LLMC_PASS_SITE);
 }
 
 // The address that lane l passes to ldmatrix. multiply_add() needs the two registers of one half of an
 // operand next to each other. The first and the second operand therefore load their four 8x8 matrices in
 // different orders: down, then right; or right, then down.
 template <class AnyTile>
-__device__ __forceinline__ const bf16* row_downwards(AnyTile tile, int row, int column, int lane) {
+__device__ __forceinline__ const typename AnyTile::Element* row_downwards(AnyTile tile, int row, int column,
+                                                                          int lane) {
     return tile.chunk(row + lane % 16, column / 8 + lane / 16);
 }
 template <class AnyTile>
-__device__ __forceinline__ const bf16* row_rightwards(AnyTile tile, int row, int column, int lane) {
+__device__ __forceinline__ const typename AnyTile::Element* row_rightwards(AnyTile tile, int row, int column,
+                                                                           int lane) {
     return tile.chunk(row + lane / 16 * 8 + lane % 8, column / 8 + lane / 8 % 2);
 }
 
@@ -265,22 +269,24 @@ __device__ __forceinline__ void load_b_transposed(Operand& b, AnyTile tile, int 
                                                   int lane = own_lane() LLMC_SITE) {
     ldmatrix_x4(b, row_rightwards(tile, row, column, lane) LLMC_PASS_SITE);
 }
-// Rounds a computed block to bf16, as a first operand.
+// Rounds a computed block to X, as a first operand.
+template <class X>
 __device__ __forceinline__ void round_to_a(Operand& a, const Block& block) {
-    a[0] = pack_bf16(block[0][0], block[0][1]);
-    a[1] = pack_bf16(block[0][2], block[0][3]);
-    a[2] = pack_bf16(block[1][0], block[1][1]);
-    a[3] = pack_bf16(block[1][2], block[1][3]);
+    a[0] = pack_pair<X>(block[0][0], block[0][1]);
+    a[1] = pack_pair<X>(block[0][2], block[0][3]);
+    a[2] = pack_pair<X>(block[1][0], block[1][1]);
+    a[3] = pack_pair<X>(block[1][2], block[1][3]);
 }
-// Rounds a computed block to bf16, into a tile. Other lanes may read it after a barrier.
+// Rounds a computed block into a tile. Other lanes may read it after a barrier.
 template <class AnyTile>
 __device__ __forceinline__ void round_to_tile(AnyTile tile, int row, int column, const Block& block) {
+    using X = typename AnyTile::Element;
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
 #pragma unroll
         for (int i = 0; i < 4; i += 2) {
-            bf16* const to = tile.at(row + block_row(i), column + block_column(n, i));
-            *reinterpret_cast<std::uint32_t*>(to) = pack_bf16(block[n][i], block[n][i + 1]);
+            X* const to = tile.at(row + block_row(i), column + block_column(n, i));
+            *reinterpret_cast<std::uint32_t*>(to) = pack_pair<X>(block[n][i], block[n][i + 1]);
         }
     }
 }

@@ -106,7 +106,8 @@ class CudaOps final : public Ops, public GpuSizes {
     void adamw(const Tensor& parameters, const Tensor& master, const Tensor& m, const Tensor& v,
                const Tensor& gradients, const Tensor& norm_squared, std::span<const AdamWSegment> segments,
                const AdamWStep& step, const std::optional<StochasticRounding>& rounding = {},
-               const std::optional<StochasticRounding>& rounding_of_moments = {}) override;
+               const std::optional<StochasticRounding>& rounding_of_moments = {},
+               const EightBitMoments& in_8_bits = {}) override;
 
     void cast(const Tensor& out, const Tensor& in) override;
     void copy(const Tensor& out, const Tensor& in) override;
@@ -114,6 +115,13 @@ class CudaOps final : public Ops, public GpuSizes {
     void add(const Tensor& out, const Tensor& a, const Tensor& b) override;
     void accumulate(const Tensor& out, const Tensor& in) override;
     void all_finite(const Tensor& flag, const Tensor& x) override;
+    void amax(const Tensor& out, const Tensor& x) override;
+    void quantise_to_bytes(const Fp8Copies& to, const Tensor& x, const Tensor& amax, Fp8 format) override;
+    void fp8_matmul_forward(const Tensor& out, const Fp8Copies& in, const Fp8Copies& weight,
+                            const Tensor& bias, const Tensor& pre_gelu) override;
+    // With pre_gelu, din is rounded as in matmul_backward.
+    void fp8_matmul_backward(const Tensor& din, const Tensor& dweight, const Fp8Copies& dout,
+                             const Fp8Copies& in, const Fp8Copies& weight, const Tensor& pre_gelu) override;
 
   private:
     // The chip, the stream and the observer for the next kernel.

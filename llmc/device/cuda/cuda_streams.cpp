@@ -11,7 +11,7 @@ CudaStreams::CudaStreams() {
     int least = 0, greatest = 0;
     check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
     // Communication and copies need few of the GPU's resources, and other work waits for them.
-    for (const StreamKind kind : all_streams) {
+    for (const StreamKind kind : device_streams) {
         const int priority = kind == StreamKind::compute ? least : greatest;
         streams_[static_cast<std::size_t>(kind)] = std::make_unique<StreamOwner>(priority);
     }
@@ -81,7 +81,7 @@ void CudaStreams::finish() { check_cuda(wait_until_empty(), "waiting for the GPU
 
 void CudaStreams::finish_all() {
     const StreamKind before = selected_;
-    for (const StreamKind kind : all_streams) {
+    for (const StreamKind kind : device_streams) {
         select(kind);
         finish();
     }

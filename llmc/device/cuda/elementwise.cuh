@@ -7,6 +7,8 @@
 // an address is not a multiple of 16.
 #pragma once
 
+#include <type_traits>
+
 #include "llmc/device/cuda/grid.cuh"
 #include "llmc/device/cuda/packed.cuh"
 #include "llmc/device/cuda/reduce.cuh"
@@ -101,7 +103,8 @@ __global__ void __launch_bounds__(elementwise_most_threads, elementwise_resident
 // True if one of the elements in these 32 bits is NaN or infinite: their exponent bits are all ones.
 template <class X>
 __device__ __forceinline__ bool has_nonfinite(std::uint32_t bits) {
-    constexpr std::uint32_t high = 0x7f800000u, low = 0x7f80u;
+    constexpr std::uint32_t low = std::is_same_v<X, fp16> ? 0x7c00u : 0x7f80u;
+    constexpr std::uint32_t high = low << 16;
     return (bits & high) == high || (sizeof(X) == 2 && (bits & low) == low);
 }
 

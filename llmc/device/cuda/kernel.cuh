@@ -10,6 +10,7 @@
 
 #ifdef __CUDACC__
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
 #include "llmc/device/cuda/runtime.h"
 // Declares a shared array: SHARED(float, partial, [32]). It is aligned for 16-byte accesses, as it is on the
@@ -39,6 +40,7 @@
 namespace llmc::cuda {
 
 using bf16 = __nv_bfloat16;
+using fp16 = __half;
 
 // Runs kernel<<<grid, block, shared_bytes, stream>>>(args...), with up to as much dynamic shared memory as
 // the chip has. A grid without blocks does nothing; CUDA would refuse it.

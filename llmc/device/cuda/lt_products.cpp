@@ -26,9 +26,24 @@ cudaDataType_t type_of(DType dtype) {
             return CUDA_R_16F;
         case DType::fp64:
         case DType::int32:
+        case DType::uint8:
             break;
     }
     programming_error("a product in a compute dtype");
+}
+
+cudaDataType_t type_of(const LtMatrix& matrix) {
+    if (!matrix.bytes) return type_of(matrix.data.dtype);
+    check(matrix.data.dtype == DType::uint8, "a matrix in 8 bits consists of bytes");
+    return matrix.bytes->format == Fp8::e4m3 ? CUDA_R_8F_E4M3 : CUDA_R_8F_E5M2;
+}
+bool is_fp8(cudaDataType_t type) { return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2; }
+
+std::string_view name_of(cudaDataType_t type) {
+    return is_fp8(type)          ? type == CUDA_R_8F_E4M3 ? "e4m3" : "e5m2"
+           : type == CUDA_R_32F  ? llmc::name_of(DType::fp32)
+           : type == CUDA_R_16BF ? llmc::name_of(DType::bf16)
+                                 : llmc::name_of(DType::fp16);
 }
 
 // The alignment of an address, up to 256: the most that cuBLASLt's heuristics can use.
@@ -41,8 +56,8 @@ int alignment_of(const void* address) {
 
 class Layout {
   public:
-    Layout(DType dtype, std::int64_t rows, std::int64_t columns) {
-        check_lt(cublasLtMatrixLayoutCreate(&layout_, type_of(dtype), static_cast<std::uint64_t>(rows),
+    Layout(cudaDataType_t type, std::int64_t rows, std::int64_t columns) {
+        check_lt(cublasLtMatrixLayoutCreate(&layout_, type, static_cast<std::uint64_t>(rows),
                                             static_cast<std::uint64_t>(columns), rows),
                  "cublasLtMatrixLayoutCreate");
     }
@@ -91,11 +106,11 @@ bool gives_the_same_bits(const cublasLtMatmulAlgo_t& algorithm) {
 class LtProducts::Plan {
   public:
     Plan(const Key& key, bool tf32)
-        : a_(key.in, key.transpose_a ? key.k : key.m, key.transpose_a ? key.m : key.k),
-          b_(key.in, key.transpose_b ? key.n : key.k, key.transpose_b ? key.k : key.n),
-          d_(key.out, key.m, key.n),
+        : a_(key.a, key.transpose_a ? key.k : key.m, key.transpose_a ? key.m : key.k),
+          b_(key.b, key.transpose_b ? key.n : key.k, key.transpose_b ? key.k : key.n),
+          d_(key.d, key.m, key.n),
           key_(key) {
-        const bool rounds = tf32 && key.in == DType::fp32;
+        const bool rounds = tf32 && key.a == CUDA_R_32F;
         check_lt(cublasLtMatmulDescCreate(
                      &product_, rounds ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F),
                  "cublasLtMatmulDescCreate");
@@ -103,7 +118,7 @@ class LtProducts::Plan {
         set(CUBLASLT_MATMUL_DESC_TRANSB, key.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
         if (!key.bias) return;
         set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
-        set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type_of(key.in));
+        set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, is_fp8(key.a) ? CUDA_R_16BF : key.a);
     }
     ~Plan() { cublasLtMatmulDescDestroy(product_); }
     Plan(const Plan&) = delete;
@@ -151,6 +166,10 @@ class LtProducts::Plan {
              void* workspace, std::size_t workspace_bytes, cudaStream_t stream) const {
         const float one = 1, beta = key_.accumulate ? 1 : 0;
         if (key_.bias) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, operands.bias);
+        if (is_fp8(key_.a)) {
+            set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, operands.scale_a);
+            set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, operands.scale_b);
+        }
         check_lt(cublasLtMatmul(handle, product_, &one, operands.a, a_.get(), operands.b, b_.get(), &beta,
                                 operands.d, d_.get(), operands.d, d_.get(), &by, workspace, workspace_bytes,
                                 stream),
@@ -186,15 +205,18 @@ LtProducts::Key LtProducts::key_of(const Tensor& d, const LtMatrix& a, const LtM
     const std::int64_t rows = a.transposed ? a.columns : a.rows;
     const std::int64_t depth = a.transposed ? a.rows : a.columns;
     const std::int64_t columns = b.transposed ? b.rows : b.columns;
-    check(depth == (b.transposed ? b.columns : b.rows) && a.data.dtype == b.data.dtype,
+    check(depth == (b.transposed ? b.columns : b.rows) && a.data.dtype == b.data.dtype &&
+              a.bytes.has_value() == b.bytes.has_value(),
           "the factors of a product match");
+    check(!a.bytes || (!a.transposed && b.transposed), "both factors in 8 bits are read along the sum");
     return {.m = columns,
             .n = rows,
             .k = depth,
             .transpose_a = b.transposed,
             .transpose_b = a.transposed,
-            .in = a.data.dtype,
-            .out = d.dtype,
+            .a = type_of(b),
+            .b = type_of(a),
+            .d = type_of(d.dtype),
             .bias = static_cast<bool>(bias),
             .accumulate = accumulate,
             .alignment = {alignment_of(b.data.data), alignment_of(a.data.data), alignment_of(d.data),
@@ -202,17 +224,32 @@ LtProducts::Key LtProducts::key_of(const Tensor& d, const LtMatrix& a, const LtM
 }
 
 std::string LtProducts::name_of(const Key& key) {
-    return fmt::format("{}x{}x{} {}{} {}>{}{}{} align {}", key.m, key.n, key.k, key.transpose_a ? 'T' : 'N',
-                       key.transpose_b ? 'T' : 'N', llmc::name_of(key.in), llmc::name_of(key.out),
-                       key.bias ? " bias" : "", key.accumulate ? " add" : "", fmt::join(key.alignment, ","));
+    return fmt::format("{}x{}x{} {}{} {}{}{}>{}{}{} align {}", key.m, key.n, key.k,
+                       key.transpose_a ? 'T' : 'N', key.transpose_b ? 'T' : 'N', cuda::name_of(key.a),
+                       key.a == key.b ? "" : "*", key.a == key.b ? "" : cuda::name_of(key.b),
+                       cuda::name_of(key.d), key.bias ? " bias" : "", key.accumulate ? " add" : "",
+                       fmt::join(key.alignment, ","));
+}
+
+LtProducts::Operands LtProducts::operands_of(const Tensor& d, const LtMatrix& a, const LtMatrix& b,
+                                             const Tensor& bias) {
+    const auto scale_of = [](const LtMatrix& matrix) {
+        return matrix.bytes ? matrix.bytes->scale.data : nullptr;
+    };
+    return {.a = b.data.data,
+            .b = a.data.data,
+            .bias = bias.data,
+            .d = d.data,
+            .scale_a = scale_of(b),
+            .scale_b = scale_of(a)};
 }
 
 void LtProducts::overwrite(const Tensor& d, const LtMatrix& a, const LtMatrix& b, const Tensor& bias) {
-    multiply(key_of(d, a, b, bias, false), {b.data.data, a.data.data, bias.data, d.data});
+    multiply(key_of(d, a, b, bias, false), operands_of(d, a, b, bias));
 }
 
 void LtProducts::accumulate(const Tensor& d, const LtMatrix& a, const LtMatrix& b) {
-    multiply(key_of(d, a, b, {}, true), {b.data.data, a.data.data, nullptr, d.data});
+    multiply(key_of(d, a, b, {}, true), operands_of(d, a, b, {}));
 }
 
 void LtProducts::multiply(const Key& key, const Operands& operands) {

@@ -18,14 +18,21 @@
 #include "llmc/core/tensor.h"
 #include "llmc/device/cuda/cuda_streams.h"
 #include "llmc/device/cuda/workspace.h"
+#include "llmc/device/fp8.h"
 
 namespace llmc::cuda {
 
-// A matrix X (rows, columns) in row-major order. If `transposed`, the operand is its transpose.
+// How the bytes of a matrix in 8 bits are numbers: those of the format, times `scale` fp32 (1).
+struct LtBytes {
+    Fp8 format;
+    const Tensor& scale;
+};
+// A matrix X (rows, columns) in row-major order, or one in 8 bits. If `transposed`, the operand is its transpose.
 struct LtMatrix {
     const Tensor& data;
     std::int64_t rows, columns;
     bool transposed = false;
+    std::optional<LtBytes> bytes{};
 };
 
 class LtProducts {
@@ -44,7 +51,7 @@ class LtProducts {
 
     // d = a b + bias, or d += a b, with d (rows, columns) in row-major order; sums are in fp32. a, b and
     // bias (columns) [optional] have one dtype; d has that dtype or fp32. Each row in memory is a multiple of
-    // 16 bytes.
+    // 16 bytes. If a and b are in 8 bits, b alone is transposed, bias is bf16 and d bf16 or fp32; needs sm_89.
     void overwrite(const Tensor& d, const LtMatrix& a, const LtMatrix& b, const Tensor& bias);
     void accumulate(const Tensor& d, const LtMatrix& a, const LtMatrix& b);
 
@@ -59,7 +66,7 @@ class LtProducts {
     struct Key {
         std::int64_t m, n, k;
         bool transpose_a, transpose_b;
-        DType in, out;
+        cudaDataType_t a, b, d;
         bool bias, accumulate;
         std::array<int, 4> alignment;  // alignments of A, B, D and the bias, in bytes
         auto operator<=>(const Key&) const = default;
@@ -67,11 +74,13 @@ class LtProducts {
     struct Operands {
         const void *a, *b, *bias;
         void* d;
+        const void *scale_a, *scale_b;  // for factors in 8 bits
     };
     class Plan;
 
     static Key key_of(const Tensor& d, const LtMatrix& a, const LtMatrix& b, const Tensor& bias,
                       bool accumulate);
+    static Operands operands_of(const Tensor& d, const LtMatrix& a, const LtMatrix& b, const Tensor& bias);
     static std::string name_of(const Key& key);
     void multiply(const Key& key, const Operands& operands);
     Plan& plan_for(const Key& key, const Operands& operands);

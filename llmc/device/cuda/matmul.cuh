@@ -192,7 +192,7 @@ __device__ __forceinline__ void multiply(Sums& sums, const Fragments& f LLMC_SIT
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
             const std::uint32_t b[2] = {f.b[j / 2][j % 2 * 2], f.b[j / 2][j % 2 * 2 + 1]};
-            mma_m16n8k16(sums[i][j], f.a[i], b LLMC_PASS_SITE);
+            mma_m16n8k16<bf16>(sums[i][j], f.a[i], b LLMC_PASS_SITE);
         }
     }
 }
@@ -235,7 +235,7 @@ __device__ __forceinline__ void store_sums(const MatmulForward<bf16>& product, c
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const std::uint32_t pair =
-                    pack_bf16(sums[i][j][half * 2] + bias[0], sums[i][j][half * 2 + 1] + bias[1]);
+                    pack_pair<bf16>(sums[i][j][half * 2] + bias[0], sums[i][j][half * 2 + 1] + bias[1]);
                 bf16* const to = staging + place(i * 16 + half * 8 + lane / 4, j) + lane % 4 * 2;
                 *reinterpret_cast<std::uint32_t*>(to) = pair;
             }

@@ -1,5 +1,6 @@
 // Part of CudaOps: the classifier, the norm, the update, and elementwise operations.
 #include "llmc/device/cuda/adamw.cuh"
+#include "llmc/device/cuda/adamw_8bit.cuh"
 #include "llmc/device/cuda/classifier.cuh"
 #include "llmc/device/cuda/classifier_parts.cuh"
 #include "llmc/device/cuda/cuda_ops.h"
@@ -60,7 +61,7 @@ void CudaOps::classifier_from_statistics(const Tensor& logits, const Tensor& los
 void CudaOps::global_norm_squared(const Tensor& partials, const Tensor& x) {
     check_dtype(x, x.dtype, "x");
     check_elements(partials, DType::fp32, x.elements() / norm_block_elements, "partials");
-    with_kernel_type(x.dtype, [&]<class X>() {
+    with_gradient_type(x.dtype, [&]<class X>() {
         cuda::global_norm_squared(on(), elements<float>(partials), elements<X>(x), x.elements());
     });
 }
@@ -76,30 +77,61 @@ void CudaOps::adamw(const Tensor& parameters, const Tensor& master, const Tensor
                     const Tensor& gradients, const Tensor& norm_squared,
                     std::span<const AdamWSegment> segments, const AdamWStep& step,
                     const std::optional<StochasticRounding>& rounding,
-                    const std::optional<StochasticRounding>& rounding_of_moments) {
+                    const std::optional<StochasticRounding>& rounding_of_moments,
+                    const EightBitMoments& in_8_bits) {
     const AdamWOperands operands{parameters, master, m, v, gradients, norm_squared};
-    check_adamw(operands, segments, step, rounding, rounding_of_moments);
-    check(m.dtype == DType::fp32 && master.dtype == DType::fp32, "the kernel's state is fp32");
+    check_adamw(operands, segments, step, rounding, rounding_of_moments, in_8_bits);
     auto* const coefficients = static_cast<AdamWCoefficients*>(workspace(sizeof(AdamWCoefficients)));
     store_coefficients(on(), coefficients, step);
+    const auto update = [&]<class X, class Master, class Moment, class Gradient>() {
+        const AdamWBuffers<X, Master, Moment, Gradient> buffers{
+            elements<X>(parameters), elements<Master>(master), elements<Moment>(m), elements<Moment>(v),
+            elements<Gradient>(gradients)};
+        cuda::adamw(on(), buffers, elements<double>(norm_squared), coefficients, segments, rounding,
+                    rounding_of_moments);
+    };
+    const auto update_8_bits = [&]<class X, class Master, class Gradient>() {
+        const EightBitBuffers<X, Master, Gradient> buffers{
+            elements<X>(parameters),           elements<Master>(master),
+            elements<std::uint8_t>(m),         elements<std::uint8_t>(v),
+            elements<float>(in_8_bits.m_amax), elements<float>(in_8_bits.v_amax),
+            elements<float>(in_8_bits.m),      elements<float>(in_8_bits.v),
+            elements<Gradient>(gradients)};
+        cuda::adamw_8bit(on(), buffers, m.elements(), elements<double>(norm_squared), coefficients, segments,
+                         rounding);
+    };
+    const auto with_moments = [&]<class X, class Master, class Gradient>() {
+        if (m.dtype == DType::uint8) return update_8_bits.template operator()<X, Master, Gradient>();
+        if (m.dtype == DType::bf16) return update.template operator()<X, Master, bf16, Gradient>();
+        update.template operator()<X, Master, float, Gradient>();
+    };
     with_kernel_type(parameters.dtype, [&]<class X>() {
-        const auto update = [&]<class Gradient>() {
-            cuda::adamw(on(), elements<X>(parameters), elements<float>(master), elements<float>(m),
-                        elements<float>(v), elements<Gradient>(gradients), elements<double>(norm_squared),
-                        coefficients, segments, rounding);
-        };
-        if (gradients.dtype == DType::fp32) return update.template operator()<float>();
-        update.template operator()<X>();
+        if constexpr (std::is_same_v<X, bf16>) {
+            with_gradient_type(gradients.dtype, [&]<class Gradient>() {
+                if (master.dtype == DType::bf16) return with_moments.template operator()<X, X, Gradient>();
+                with_moments.template operator()<X, float, Gradient>();
+            });
+        } else {
+            check(gradients.dtype == DType::fp32, "adamw: gradients in bf16 are of parameters in bf16");
+            with_moments.template operator()<X, float, float>();
+        }
     });
 }
 
 void CudaOps::cast(const Tensor& out, const Tensor& in) {
     check_dtype(in, in.dtype, "in");
     check_elements(out, out.dtype, in.elements(), "out");
-    with_kernel_type(out.dtype, [&]<class To>() {
-        with_kernel_type(in.dtype, [&]<class From>() {
-            cuda::cast(on(), elements<To>(out), elements<From>(in), in.elements());
+    if (in.dtype == out.dtype) return copy(out, in);
+    if (in.dtype == DType::fp32) {
+        return with_kernel_type(out.dtype, [&]<class To>() {
+            if constexpr (!std::is_same_v<To, float>)
+                cuda::cast(on(), elements<To>(out), elements<float>(in), in.elements());
         });
+    }
+    check(out.dtype == DType::fp32, "a cast is from or to fp32");
+    with_kernel_type(in.dtype, [&]<class From>() {
+        if constexpr (!std::is_same_v<From, float>)
+            cuda::cast(on(), elements<float>(out), elements<From>(in), in.elements());
     });
 }
 
@@ -125,11 +157,13 @@ void CudaOps::fill(const Tensor& out, float value) {
             return fill_as(value);
         case DType::bf16:
             return fill_as(from_float<bf16>(value));
+        case DType::fp16:
+            return fill_as(from_float<fp16>(value));
         case DType::int32:
             return fill_as(static_cast<std::int32_t>(value));
-        case DType::fp16:
         case DType::fp64:
-            programming_error("on a GPU, fp16 and fp64 tensors are filled with 0 only");
+        case DType::uint8:
+            programming_error("on a GPU, fp64 and uint8 tensors are filled with 0 only");
     }
 }
 
@@ -145,7 +179,7 @@ void CudaOps::add(const Tensor& out, const Tensor& a, const Tensor& b) {
 void CudaOps::accumulate(const Tensor& out, const Tensor& in) {
     check_dtype(out, out.dtype, "out");
     check_elements(in, DType::fp32, out.elements(), "in");
-    with_kernel_type(out.dtype, [&]<class X>() {
+    with_gradient_type(out.dtype, [&]<class X>() {
         cuda::accumulate(on(), elements<X>(out), elements<float>(in), out.elements());
     });
 }

@@ -2,12 +2,16 @@
 // fp32.
 #pragma once
 
+#include <cstring>
+#include <type_traits>
+
 #include "llmc/device/cuda/kernel.cuh"
 
 namespace llmc::cuda {
 
 __host__ __device__ __forceinline__ float to_float(float x) { return x; }
 __host__ __device__ __forceinline__ float to_float(bf16 x) { return __bfloat162float(x); }
+__host__ __device__ __forceinline__ float to_float(fp16 x) { return __half2float(x); }
 
 // Rounds to nearest, ties to even.
 template <class X>
@@ -20,6 +24,27 @@ template <>
 __host__ __device__ __forceinline__ bf16 from_float<bf16>(float x) {
     return __float2bfloat16_rn(x);
 }
+template <>
+__host__ __device__ __forceinline__ fp16 from_float<fp16>(float x) {
+    return __float2half_rn(x);
+}
+
+// Two floats rounded to a pair of bf16 or fp16, in one instruction; `low` is in the lower half.
+template <class X>
+__device__ __forceinline__ std::uint32_t pack_pair(float low, float high) {
+    static_assert(std::is_same_v<X, bf16> || std::is_same_v<X, fp16>);
+    std::uint32_t bits;
+    const auto copy = [&bits](const auto& pair) {
+        static_assert(sizeof pair == sizeof bits);
+        memcpy(static_cast<void*>(&bits), static_cast<const void*>(&pair), sizeof bits);
+    };
+    if constexpr (std::is_same_v<X, bf16>) {
+        copy(__floats2bfloat162_rn(low, high));
+    } else {
+        copy(__floats2half2_rn(low, high));
+    }
+    return bits;
+}
 
 template <class X>
 struct alignas(16) Packed {
@@ -30,16 +55,15 @@ struct alignas(16) Packed {
     __device__ __forceinline__ const X& operator[](int i) const { return values[i]; }
 };
 
-// Rounds each element to nearest; one instruction rounds two bf16.
+// Rounds each element to nearest.
 template <class X>
 __device__ __forceinline__ Packed<X> packed_from(const float (&x)[Packed<X>::size]) {
     Packed<X> packed;
 #pragma unroll
     for (int i = 0; i < Packed<X>::size; i += 2) {
         if constexpr (sizeof(X) == 2) {
-            const __nv_bfloat162 pair = __floats2bfloat162_rn(x[i], x[i + 1]);
-            packed[i] = pair.x;
-            packed[i + 1] = pair.y;
+            const std::uint32_t pair = pack_pair<X>(x[i], x[i + 1]);
+            memcpy(static_cast<void*>(&packed[i]), static_cast<const void*>(&pair), sizeof pair);
         } else {
             packed[i] = from_float<X>(x[i]);
             packed[i + 1] = from_float<X>(x[i + 1]);
@@ -100,7 +124,7 @@ __device__ __forceinline__ void store_streaming(X* to, const Packed<X>& packed L
     __stcs(reinterpret_cast<uint4*>(to), to_bits(packed) LLMC_PASS_SITE);
 }
 
-// Four elements, for kernels that read fp32 and write bf16 or the other way round. A lane accesses 16 bytes
+// Four elements, for kernels that read fp32 and write 16-bit elements or the other way round. A lane accesses 16 bytes
 // of one and 8 bytes of the other, so that a warp's access is contiguous in both. (With 16 bytes of bf16 per
 // lane, fp32 would take two accesses, each of which skips every other 16 bytes.)
 template <class X>

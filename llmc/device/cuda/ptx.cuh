@@ -3,6 +3,8 @@
 // test compares the two on a GPU (test/kernels/ptx_test.cpp).
 #pragma once
 
+#include <type_traits>
+
 #include "llmc/device/cuda/kernel.cuh"
 
 #ifndef __CUDACC__
@@ -21,21 +23,31 @@ __device__ __forceinline__ std::uint32_t shared_address(const void* p) {
 //   a[0..3]: rows g, g+8, g, g+8 of columns 2t, 2t+1 (a[0], a[1]) and 2t+8, 2t+9 (a[2], a[3])
 //   b[0..1]: rows 2t, 2t+1 and 2t+8, 2t+9 of column g
 //   d[0..3]: columns 2t, 2t+1 of row g, then of row g+8
-// A register of a or b has two bf16; the lower half is the lower column (or row of b).
+// A register of a or b has two X, bf16 or fp16; the lower half is the lower column (or row of b).
+template <class X>
 __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4],
                                              const std::uint32_t (&b)[2] LLMC_SITE) {
+    static_assert(std::is_same_v<X, bf16> || std::is_same_v<X, fp16>);
 #ifdef __CUDACC__
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-        "{%0,%1,%2,%3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    if constexpr (std::is_same_v<X, bf16>) {
+        asm volatile(
+            "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+            "{%0,%1,%2,%3};"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    } else {
+        asm volatile(
+            "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+            "{%0,%1,%2,%3};"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    }
 #else
-    simt::ptx::mma_m16n8k16(d, a, b, site);
+    simt::ptx::mma_m16n8k16<X>(d, a, b, site);
 #endif
 }
 
-// A warp loads four 8x8 matrices of bf16 from shared memory. Lane l gives the address of row l % 8 of matrix
+// A warp loads four 8x8 matrices of 16-bit elements from shared memory. Lane l gives the address of row l % 8 of matrix
 // l / 8 (16 aligned bytes). With lane = 4 g + t, fragments[m] gets columns 2t, 2t+1 of row g of matrix m.
 __device__ __forceinline__ void ldmatrix_x4(std::uint32_t (&fragments)[4], const void* row LLMC_SITE) {
 #ifdef __CUDACC__
@@ -141,14 +153,6 @@ __device__ __forceinline__ int lane_id() {
 #else
     return static_cast<int>(threadIdx.x % warp_threads);
 #endif
-}
-
-// Two floats rounded to bf16 in one register of a fragment; `low` is in the lower half.
-__device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    std::uint32_t bits;
-    memcpy(static_cast<void*>(&bits), static_cast<const void*>(&pair), sizeof bits);
-    return bits;
 }
 
 }  // namespace llmc::cuda

@@ -15,10 +15,14 @@ struct Maximum {
     static constexpr float identity = -INFINITY;
     __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
 };
+struct IntegerMaximum {
+    static constexpr std::uint32_t identity = 0;
+    __device__ std::uint32_t operator()(std::uint32_t a, std::uint32_t b) const { return a > b ? a : b; }
+};
 
 // Reduces over a warp; every lane gets the result.
-template <class Operation>
-__device__ __forceinline__ float warp_reduce(float x, Operation operation LLMC_SITE) {
+template <class T, class Operation>
+__device__ __forceinline__ T warp_reduce(T x, Operation operation LLMC_SITE) {
 #pragma unroll
     for (int distance = warp_threads / 2; distance > 0; distance /= 2) {
         x = operation(x, __shfl_xor_sync(all_lanes, x, distance, warp_threads LLMC_PASS_SITE));
@@ -32,9 +36,9 @@ __device__ __forceinline__ float warp_maximum(float x LLMC_SITE) {
 
 // Reduces over a block of whole warps; every thread gets the result. It ends with a barrier, so it can be
 // called again.
-template <class Operation>
-__device__ __forceinline__ float block_reduce(float x, Operation operation LLMC_SITE) {
-    SHARED(float, partial, [warp_threads]);
+template <class T, class Operation>
+__device__ __forceinline__ T block_reduce(T x, Operation operation LLMC_SITE) {
+    SHARED(T, partial, [warp_threads]);
     const unsigned warp = threadIdx.x / warp_threads, lane = threadIdx.x % warp_threads;
     x = warp_reduce(x, operation LLMC_PASS_SITE);
     if (lane == 0) partial[warp] = x;

@@ -54,6 +54,8 @@ class LayOut {
             ids.output_gradients.push_back(output_gradients(i));
         ids.results = add("results", DType::fp64, {2});
         ids.norm_partials = add("norm partials", DType::fp32, {spec_.norm_blocks});
+        const bool is_delayed = sizes_.fp8 == Fp8Scaling::delayed;
+        ids.amax = add("amax", DType::fp32, {2, is_delayed ? first_amax(outline_).back() : 0});
         return ids;
     }
 
@@ -154,6 +156,7 @@ ActivationBuffers<Tensor> bind(const ActivationBuffers<BufferId>& ids, const Are
     for (const auto& kept : ids.output_gradients) bound.output_gradients.push_back(all(kept));
     bound.results = tensor(ids.results);
     bound.norm_partials = tensor(ids.norm_partials);
+    bound.amax = tensor(ids.amax);
     return bound;
 }
 

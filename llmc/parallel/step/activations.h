@@ -42,6 +42,9 @@ struct ActivationBuffers {
     std::vector<std::vector<Buffer>> output_gradients;  // PartLists::kept_gradients
     Buffer results;        // fp64 (2): the sum of the losses, the squared norm of the gradients
     Buffer norm_partials;  // fp32, one for every norm block of every unit
+    // fp32 (2, operands of products in 8 bits of the whole model): the greatest magnitudes by which they are scaled,
+    // and those that this step has seen. Without elements unless they have delayed scaling.
+    Buffer amax;
 };
 
 struct ActivationSpec {

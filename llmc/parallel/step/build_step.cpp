@@ -82,6 +82,9 @@ class StepBuilder {
 
     // Adds an action on a part of the model, in the current pass.
     void compute(ActionKind kind, int part, std::vector<BufferUse> reads, std::vector<BufferUse> writes) {
+        if (spec_.reduces_amax && purpose_ == Purpose::training &&
+            fp8_products(outline_.kind_of(part).part) > 0)
+            writes.push_back({amax});
         add({.kind = kind,
              .part = part,
              .micro_batch = micro_batch_,

@@ -22,7 +22,10 @@ struct StepSpec {
     // Whether gradients are kept in bf16. The backward pass of a micro-batch then makes fp32 sums, which are
     // added to the bf16 gradients.
     bool rounds_gradients = false;
+    bool reduces_amax = false;  // whether products in 8 bits have delayed scaling
     Recompute recompute{};
+    // With optimizer state on disk: the number of pieces of each unit (state_pieces.h). Empty: it is in memory.
+    std::vector<int> state_pieces{};
     // For an evaluation list: the slots of the training list. For each slot, the first part with an input of
     // a chunk that uses the slot.
     std::vector<int> slots{};

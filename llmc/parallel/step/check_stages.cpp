@@ -26,7 +26,7 @@ bool sends(ActionKind kind) {
 // Whether an action is a collective over several stages.
 bool meets(const Action& action) {
     return action.kind == ActionKind::reduce_loss || action.kind == ActionKind::gather_squares ||
-           action.kind == ActionKind::sum_tied;
+           action.kind == ActionKind::sum_tied || action.kind == ActionKind::reduce_amax;
 }
 
 // One end of a transfer from one stage to another.

@@ -51,11 +51,14 @@ class Checker {
             require(norm_done_, "updates before the norm");
             require(!part_.is_tied(action.unit) || tied_.contains(action.unit),
                     "updates tied weights from one stage's gradients");
-            require(updated_.insert(action.unit).second, "updates its unit a second time");
+            require(pieces_.insert({action.unit, action.piece}).second, "updates its unit a second time");
+            updated_.insert(action.unit);
         }
+        visit_disk(action);
     }
 
     void finish() const {
+        if (!held_.empty()) programming_error("step: the disk lacks a piece of state that was updated");
         for (const int unit : with_gradients_) {
             if (!updated_.contains(unit))
                 programming_error(fmt::format("step: unit {} is never updated", unit));
@@ -90,6 +93,32 @@ class Checker {
 
     void require(bool condition, std::string_view fault) const {
         if (!condition) programming_error(fmt::format("step: {} {}", describe(step_, where_), fault));
+    }
+
+    // A buffer's piece, and what has been done to it.
+    struct Held {
+        std::pair<int, int> piece;
+        bool is_updated;
+    };
+    void visit_disk(const Action& action) {
+        if (action.piece < 0) return;
+        const auto& uses = action.kind == ActionKind::read_state ? action.writes : action.reads;
+        const auto use = std::ranges::find(uses, BufferRole::state_piece, &BufferUse::role);
+        require(use != uses.end(), "names no buffer for its piece of state");
+        const std::pair piece(action.unit, action.piece);
+        const auto found = held_.find(use->index);
+        if (action.kind == ActionKind::read_state) {
+            require(found == held_.end(), "reads over a piece of state that the disk lacks");
+            held_[use->index] = {piece, false};
+            return;
+        }
+        require(found != held_.end() && found->second.piece == piece, "lacks its piece of state");
+        if (action.kind == ActionKind::update) {
+            found->second.is_updated = true;
+        } else {
+            require(found->second.is_updated, "writes a piece of state before its update");
+            held_.erase(found);
+        }
     }
 
     // Requires that an action on a unit, or on a part of the model, uses only its own buffers.
@@ -294,7 +323,9 @@ class Checker {
     std::map<int, Whole> gradients_;
     std::set<int> shards_;  // units whose gradient shard is filled
     std::set<int> with_gradients_, updated_;
-    std::set<int> tied_;  // units whose gradients are summed over stages
+    std::set<std::pair<int, int>> pieces_;  // units, or their pieces, that are updated
+    std::map<int, Held> held_;              // by buffer of a piece of state
+    std::set<int> tied_;                    // units whose gradients are summed over stages
     bool norm_done_ = false;
 };
 

@@ -51,11 +51,12 @@ Executor::Executor(const ModelLists& lists, Device& device, const MeshGroups& gr
     parameters_.resize(outline().parts.size());
     for (const Chunk& chunk : store.part().chunks) {
         for (int part = chunk.first_part; part < chunk.end_part; ++part)
-            parameters_[static_cast<std::size_t>(part)] = places_of(outline().part(part));
+            parameters_[static_cast<std::size_t>(part)] = places_of(part);
     }
 }
 
-Executor::ParameterPlaces Executor::places_of(const Outline::OutlinedPart& part) const {
+Executor::ParameterPlaces Executor::places_of(int number) const {
+    const Outline::OutlinedPart& part = outline().part(number);
     const std::vector<PartParameter>& parameters = outline().kind_of(part).part.parameters;
     ParameterPlaces places;
     for (std::size_t i = 0; i < parameters.size(); ++i) {
@@ -66,6 +67,13 @@ Executor::ParameterPlaces Executor::places_of(const Outline::OutlinedPart& part)
         places.parameters.push_back(place(buffers.parameters));
         places.gradients.push_back(place(buffers.gradient_sums));
     }
+    const std::vector<std::int64_t> first = first_amax(outline());
+    const auto begin = first[static_cast<std::size_t>(number)],
+               end = first[static_cast<std::size_t>(number) + 1];
+    for (std::int64_t i = begin; activations_.amax.elements() > 0 && i < end; ++i) {
+        places.amax.push_back(scaling_amax().flat(i, 1).data);
+        places.amax.push_back(seen_amax().flat(i, 1).data);
+    }
     return places;
 }
 
@@ -75,6 +83,7 @@ void Executor::run(const Step& step, const StepInput& input) {
     has_begun_updates_ = false;
     transfers_.resize(std::max(transfers_.size(), step.actions.size()));
     ops_.fill(loss_sum(), 0.0F);
+    if (input.records_amax) ops_.fill(seen_amax(), 0.0F);
     streams_->run(step, *this);
 }
 
@@ -102,6 +111,43 @@ StepResults Executor::results() const {
     static_assert(sizeof results == 2 * sizeof(double));
     device_.download(&results, activations_.results);
     return results;
+}
+
+std::vector<float> Executor::recorded_amax() const {
+    std::vector<float> seen(static_cast<std::size_t>(seen_amax().elements()));
+    device_.download(seen.data(), seen_amax());
+    return seen;
+}
+
+void Executor::record_weights() {
+    ops_.fill(seen_amax(), 0.0F);
+    for (const Chunk& chunk : store_.part().chunks) {
+        for (int number = chunk.first_part; number < chunk.end_part; ++number) {
+            const Outline::OutlinedPart& part = outline().part(number);
+            const ParameterPlaces& places = parameters_[static_cast<std::size_t>(number)];
+            std::size_t product = 0;
+            for (const Node& node : outline().kind_of(part).part.nodes) {
+                if (!node.operation->may_be_in_fp8) continue;
+                const std::size_t operand =
+                    fp8_operands * product++ + static_cast<std::size_t>(Fp8Operand::matrix);
+                // The matrices come first, then their biases.
+                for (std::size_t i = 0; i < node.parameters.size() / 2; ++i) {
+                    const auto parameter = static_cast<std::size_t>(node.parameters[i]);
+                    const int unit = part.parameter_units[parameter];
+                    const UnitLayout::Entry& entry = store_.layout(unit).entry(
+                        outline().kind_of(part).part.parameters[parameter].spec.name);
+                    const ElementRange own = store_.updated(unit),
+                                       mine = intersection(
+                                           {entry.offset, entry.offset + entry.stored.elements()}, own);
+                    if (mine.size() == 0) continue;
+                    ops_.amax(
+                        {places.amax[2 * operand + 1], DType::fp32, {1}},
+                        store_.buffers(unit).updated_parameters.flat(mine.begin - own.begin, mine.size()));
+                }
+            }
+        }
+    }
+    reduce_amax();
 }
 
 void Executor::perform(const Action& action) {
@@ -158,6 +204,8 @@ void Executor::perform(const Action& action) {
             return gather_gradients(action.unit);
         case ActionKind::reduce_loss:
             return reduce_loss();
+        case ActionKind::reduce_amax:
+            return reduce_amax();
         case ActionKind::square:
             return square();
         case ActionKind::gather_squares:
@@ -166,13 +214,30 @@ void Executor::perform(const Action& action) {
             return norm();
         case ActionKind::update:
             if (!std::exchange(has_begun_updates_, true) && input_->before_update) input_->before_update();
-            return update(action.unit);
+            return action.piece < 0 ? update(action.unit) : update_piece(action);
+        case ActionKind::read_state:
+        case ActionKind::write_state:
+            return transfer_state(action);
     }
 }
 
 bool Executor::is_done(const Action& action) {
     const int transfer = transfers_[static_cast<std::size_t>(&action - step_->actions.data())];
+    if (is_on_disk(action)) return store_.file().is_done(transfer);
     return groups_.link(action.kind).pair->is_done(transfer);
+}
+
+// The buffer in which an action on a piece of optimizer state has it.
+int Executor::buffer_of(const Action& action) {
+    const auto& uses = action.kind == ActionKind::read_state ? action.writes : action.reads;
+    return std::ranges::find(uses, BufferRole::state_piece, &BufferUse::role)->index;
+}
+
+void Executor::transfer_state(const Action& action) {
+    transfers_[static_cast<std::size_t>(&action - step_->actions.data())] =
+        action.kind == ActionKind::read_state
+            ? store_.begin_read(action.unit, action.piece, buffer_of(action))
+            : store_.begin_write(action.unit, action.piece, buffer_of(action));
 }
 
 void Executor::transfer(const Action& action) {
@@ -252,6 +317,7 @@ PartMemory Executor::memory_of(const Action& action) const {
     memory.all(Space::angles) = angles_;
     memory.all(Space::parameter) = parameters.parameters;
     memory.all(Space::parameter_gradient) = parameters.gradients;
+    memory.all(Space::amax) = parameters.amax;
     const int place = action.part - step_->chunk_of(action).first_with_input() + 1;
     memory.all(Space::kept) =
         part_of(action).makes_losses() ? losses_ : kept_[slot][static_cast<std::size_t>(place)];
@@ -265,7 +331,12 @@ PartMemory Executor::memory_of(const Action& action) const {
 }
 
 Running Executor::running(const RowRange& rows) const {
-    return {.ops = ops_, .ranks = ranks_, .node = nullptr, .loss_scale = input_->loss_scale, .rows = rows};
+    return {.ops = ops_,
+            .ranks = ranks_,
+            .node = nullptr,
+            .loss_scale = input_->loss_scale,
+            .rows = rows,
+            .records_amax = input_->records_amax};
 }
 
 void Executor::run_part(const Action& action, const List& list) {
@@ -337,6 +408,14 @@ void Executor::reduce_loss() {
     if (groups_.has_stages()) groups_.stages().all_reduce(loss_sum());
 }
 
+// The bits of numbers that are not negative are ordered as the numbers are, and those of NaN come last.
+void Executor::reduce_amax() {
+    Tensor bits = seen_amax();
+    bits.dtype = DType::int32;
+    groups_.data().maximum(bits);
+    if (groups_.shares_model()) groups_.model().maximum(bits);
+}
+
 // Computes the sums of squares of this rank's own shards. They are gathered later and added in unit and block
 // order, so that the norm has the same bits on every rank.
 void Executor::square() {
@@ -377,13 +456,22 @@ Tensor Executor::squares_of(int unit) const {
 }
 
 void Executor::update(int unit) {
-    const UnitBuffers& b = store_.buffers(unit);
+    update(store_.buffers(unit), store_.segments(unit), store_.first_element(unit));
+}
+
+void Executor::update_piece(const Action& action) {
+    const StatePiece& piece = store_.pieces(action.unit)[static_cast<std::size_t>(action.piece)];
+    update(store_.in_buffer(action.unit, action.piece, buffer_of(action)),
+           store_.segments(action.unit, piece), store_.first_element(action.unit) + piece.begin);
+}
+
+void Executor::update(const UnitBuffers& b, std::span<const AdamWSegment> segments,
+                      std::int64_t first_element) {
     const auto rounding = [&](const std::optional<std::uint64_t>& seed) {
-        return seed ? std::optional(StochasticRounding{*seed, store_.first_element(unit)}) : std::nullopt;
+        return seed ? std::optional(StochasticRounding{*seed, first_element}) : std::nullopt;
     };
-    ops_.adamw(b.updated_parameters, b.master, b.m, b.v, b.updated_gradients, norm_squared(),
-               store_.segments(unit), input_->adamw, rounding(input_->rounding_seed),
-               rounding(input_->moments_seed));
+    ops_.adamw(b.updated_parameters, b.master, b.m, b.v, b.updated_gradients, norm_squared(), segments,
+               input_->adamw, rounding(input_->rounding_seed), rounding(input_->moments_seed), b.in_8_bits);
 }
 
 }  // namespace llmc

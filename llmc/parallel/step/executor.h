@@ -45,6 +45,7 @@ struct StepInput {
     std::function<void()> before_update{};
     // For stochastic rounding of weights; unset: they are rounded to nearest. For that of moments in bf16.
     std::optional<std::uint64_t> rounding_seed{}, moments_seed{};
+    bool records_amax = false;  // of the operands of products in 8 bits
     // Called after the forward pass of each micro-batch of an evaluation, on the ranks with the head.
     // `losses` are those of its tokens, fp32 (sequences, T), before the next ones overwrite them.
     std::function<void(int micro_batch, const Tensor& losses)> see_losses{};
@@ -61,6 +62,14 @@ class Executor final : private Performer {
     void run(const Step& step, const StepInput& input);
     // Waits for the device.
     StepResults results() const;
+    // For products in 8 bits with delayed scaling: the greatest magnitude by which each operand is scaled from now on
+    // (first_amax).
+    void set_amax(std::span<const float> amax) { device_.upload(scaling_amax(), amax.data()); }
+    // The greatest magnitudes that the last training step saw, or record_weights(), on all ranks; those of operands
+    // that nobody has seen are 0.
+    std::vector<float> recorded_amax() const;
+    // Records the greatest magnitudes of the matrices of products in 8 bits. All ranks call it.
+    void record_weights();
     // The time of each phase of the last list, after results().
     PhaseTimes times() { return streams_->times(); }
     // See StepStreams.
@@ -91,17 +100,26 @@ class Executor final : private Performer {
     void gather_gradients(int unit);
     Tensor received_shard(const BufferUse& use) const;
     void reduce_loss();
+    void reduce_amax();
     void square();
     void gather_squares();
     void norm();
     Tensor squares_of(int unit) const;
     void update(int unit);
+    void update_piece(const Action& action);
+    void update(const UnitBuffers& b, std::span<const AdamWSegment> segments, std::int64_t first_element);
+    static int buffer_of(const Action& action);
+    void transfer_state(const Action& action);
 
-    // The first bytes of a part's parameters and of their gradient sums, in the order of the part.
+    // The first bytes of a part's parameters and of their gradient sums, in the order of the part; and those of its
+    // amax.
     struct ParameterPlaces {
-        std::vector<std::byte*> parameters, gradients;
+        std::vector<std::byte*> parameters, gradients, amax;
     };
-    ParameterPlaces places_of(const Outline::OutlinedPart& part) const;
+    ParameterPlaces places_of(int number) const;
+    // The rows of the table of amax: those that scale, and those that are recorded.
+    Tensor scaling_amax() const { return activations_.amax.slice(0, 1); }
+    Tensor seen_amax() const { return activations_.amax.slice(1, 1); }
     Tensor loss_sum() const { return activations_.results.flat(0, 1); }
     Tensor norm_squared() const { return activations_.results.flat(1, 1); }
     const Outline& outline() const { return *store_.part().outline; }

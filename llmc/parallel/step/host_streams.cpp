@@ -1,4 +1,4 @@
-// Runs the two threads of a step, which tell each other which actions are done.
+// Runs the threads of a step, which tell each other which actions are done.
 #include "llmc/parallel/step/host_streams.h"
 
 #include <sys/resource.h>
@@ -33,25 +33,25 @@ const Action& action_at(const Step& step, int place) { return step.actions[stati
 }  // namespace
 
 HostStreams::~HostStreams() {
-    if (!thread_.joinable()) return;
     {
         const Lock lock(mutex_);
         stops_ = true;
     }
     changed_.notify_all();
-    thread_.join();
+    for (Lane& lane : lanes_)
+        if (lane.thread.joinable()) lane.thread.join();
 }
 
 void HostStreams::run(const Step& step, Performer& performer) {
     times_ = {};
     action_times_.assign(watches_ ? step.actions.size() : 0, {});
-    if (!overlap_ || !communicates(step)) return run_alone(step, performer);
+    if (!overlap_ || !has_streams(step)) return run_alone(step, performer);
     begin(step, performer);
     try {
         compute(step, performer);
         timed(times_[Phase::communication], [&] {
             Lock lock(mutex_);
-            changed_.wait(lock, [&] { return communicated_ || fault_; });
+            changed_.wait(lock, [&] { return !are_busy() || fault_; });
             if (fault_) std::rethrow_exception(fault_);
         });
     } catch (...) {
@@ -75,10 +75,17 @@ bool HostStreams::may_begin(const Action& action) const {
     return std::ranges::all_of(action.after, [&](int place) { return is_done(place); });
 }
 
-// Tests the transfers in flight. Returns whether any has ended since.
-bool HostStreams::see_done(const Step& step, Performer& performer) {
-    return std::erase_if(in_flight_, [&](int place) {
-               if (!performer.is_done(action_at(step, place))) return false;
+// Tests the transfers in flight. Returns whether any has ended since. Those of the disk, which end in any order, count
+// as done in the order of their stream, on which others rely.
+bool HostStreams::see_done(const Step& step, Performer& performer, std::vector<int>& in_flight) {
+    std::array<bool, all_streams.size()> has_earlier{};
+    return std::erase_if(in_flight, [&](int place) {
+               const Action& action = action_at(step, place);
+               bool& waits = has_earlier[static_cast<std::size_t>(action.stream)];
+               if ((is_on_disk(action) && waits) || !performer.is_done(action)) {
+                   waits = true;
+                   return false;
+               }
                note_end(place);
                done_[static_cast<std::size_t>(place)] = 1;
                return true;
@@ -87,10 +94,10 @@ bool HostStreams::see_done(const Step& step, Performer& performer) {
 
 void HostStreams::run_alone(const Step& step, Performer& performer) {
     done_.assign(step.actions.size(), 0);
-    in_flight_.clear();
+    std::vector<int> in_flight;
     const auto wait_for = [&](const auto& condition) {
         while (!condition()) {
-            if (!see_done(step, performer)) std::this_thread::sleep_for(nap);
+            if (!see_done(step, performer, in_flight)) std::this_thread::sleep_for(nap);
         }
     };
     for (int place = 0; place < std::ssize(step.actions); ++place) {
@@ -98,14 +105,14 @@ void HostStreams::run_alone(const Step& step, Performer& performer) {
         if (!may_begin(action))
             timed(times_[Phase::communication], [&] { wait_for([&] { return may_begin(action); }); });
         timed(times_[phase_of(action.kind)], [&] { perform(action, place, performer); });
-        if (is_between_stages(action.kind)) {
-            in_flight_.push_back(place);
+        if (is_begun_only(action)) {
+            in_flight.push_back(place);
         } else {
             done_[static_cast<std::size_t>(place)] = 1;
         }
     }
-    if (!in_flight_.empty())
-        timed(times_[Phase::communication], [&] { wait_for([&] { return in_flight_.empty(); }); });
+    if (!in_flight.empty())
+        timed(times_[Phase::communication], [&] { wait_for([&] { return in_flight.empty(); }); });
 }
 
 void HostStreams::begin(const Step& step, Performer& performer) {
@@ -114,13 +121,20 @@ void HostStreams::begin(const Step& step, Performer& performer) {
         step_ = &step;
         performer_ = &performer;
         done_.assign(step.actions.size(), 0);
-        in_flight_.clear();
-        communicated_ = cancelled_ = false;
+        cancelled_ = false;
         fault_ = nullptr;
+        for (Lane& lane : lanes_) {
+            lane.in_flight.clear();
+            lane.is_busy = std::ranges::any_of(step.actions,
+                                               [&](const Action& action) { return lane.performs(action); });
+            if (lane.is_busy && !lane.thread.joinable())
+                lane.thread = std::thread([this, &lane] { lane_thread(lane); });
+        }
     }
     changed_.notify_all();
-    if (!thread_.joinable()) thread_ = std::thread([this] { communication_thread(); });
 }
+
+bool HostStreams::are_busy() const { return std::ranges::any_of(lanes_, &Lane::is_busy); }
 
 void HostStreams::compute(const Step& step, Performer& performer) {
     for (int place = 0; place < std::ssize(step.actions); ++place) {
@@ -140,54 +154,54 @@ void HostStreams::compute(const Step& step, Performer& performer) {
     }
 }
 
-// Waits until the communication thread has left the list. If it has not finished, it leaves at its next
-// action.
+// Waits until the lanes have left the list. One that has not finished leaves at its next action.
 void HostStreams::end() {
     Lock lock(mutex_);
     cancelled_ = true;
     changed_.notify_all();
-    changed_.wait(lock, [&] { return step_ == nullptr; });
+    changed_.wait(lock, [&] { return !are_busy(); });
+    step_ = nullptr;
 }
 
-void HostStreams::communication_thread() {
+void HostStreams::lane_thread(Lane& lane) {
     // Lower priority: if all cores compute, this thread would delay one compute thread, and the others would
     // wait for that one. Most communication, the sums of gradients, is needed only at the end of the backward
     // pass.
     setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), 10);
     Lock lock(mutex_);
     while (true) {
-        changed_.wait(lock, [&] { return stops_ || step_ != nullptr; });
+        changed_.wait(lock, [&] { return stops_ || lane.is_busy; });
         if (stops_) return;
         try {
-            communicate(lock);
-            communicated_ = true;
+            perform_all(lane, lock);
         } catch (...) {
             if (!lock) lock.lock();
-            fault_ = std::current_exception();
+            if (!fault_) fault_ = std::current_exception();
+            cancelled_ = true;
         }
-        step_ = nullptr;
+        lane.is_busy = false;
         changed_.notify_all();
     }
 }
 
-void HostStreams::communicate(Lock& lock) {
+void HostStreams::perform_all(Lane& lane, Lock& lock) {
     for (int place = 0; place < std::ssize(step_->actions); ++place) {
         const Action& action = action_at(*step_, place);
-        if (action.stream == StreamKind::compute) continue;
-        while (!may_begin(action) && !cancelled_) wait_and_test(lock);
+        if (!lane.performs(action)) continue;
+        while (!may_begin(action) && !cancelled_) wait_and_test(lane, lock);
         if (cancelled_) return;
-        communicate(lock, place);
+        perform(lane, lock, place);
     }
-    while (!in_flight_.empty() && !cancelled_) wait_and_test(lock);
+    while (!lane.in_flight.empty() && !cancelled_) wait_and_test(lane, lock);
 }
 
-void HostStreams::communicate(Lock& lock, int place) {
+void HostStreams::perform(Lane& lane, Lock& lock, int place) {
     const Action& action = action_at(*step_, place);
     lock.unlock();
     perform(action, place, *performer_);
     lock.lock();
-    if (is_between_stages(action.kind)) {
-        in_flight_.push_back(place);
+    if (is_begun_only(action)) {
+        lane.in_flight.push_back(place);
     } else {
         done_[static_cast<std::size_t>(place)] = 1;
         changed_.notify_all();
@@ -195,13 +209,13 @@ void HostStreams::communicate(Lock& lock, int place) {
 }
 
 // Waits for a change, and tests the transfers in flight.
-void HostStreams::wait_and_test(Lock& lock) {
-    if (in_flight_.empty()) {
+void HostStreams::wait_and_test(Lane& lane, Lock& lock) {
+    if (lane.in_flight.empty()) {
         changed_.wait(lock);
         return;
     }
-    // Only this thread uses the list of transfers. `done_` is written under the lock.
-    if (see_done(*step_, *performer_)) {
+    // Only this thread uses its list of transfers. `done_` is written under the lock.
+    if (see_done(*step_, *performer_, lane.in_flight)) {
         changed_.notify_all();
     } else {
         changed_.wait_for(lock, nap);

@@ -1,9 +1,10 @@
-// Runs a step on two threads of the host. The caller performs the actions of the compute stream; the
-// communication thread performs all others. Each thread follows the order of the list, and waits for the
-// actions on which an action depends (Action::after). Transfers between stages are only begun, and then
-// tested from time to time.
+// Runs a step on threads of the host. The caller performs the actions of the compute stream, another thread
+// communicates, and one more transfers to and from the disk. Each thread follows the order of the list, and waits for
+// the actions on which an action depends (Action::after). Transfers between stages and of the disk are only begun, and
+// then tested from time to time.
 #pragma once
 
+#include <array>
 #include <condition_variable>
 #include <exception>
 #include <mutex>
@@ -39,32 +40,41 @@ class HostStreams final : public StepStreams {
     void compute(const Step& step, Performer& performer);
     void end();
 
-    void communication_thread();
-    void communicate(Lock& lock);
-    void communicate(Lock& lock, int place);
-    void wait_and_test(Lock& lock);
+    // A thread that performs some streams' actions.
+    struct Lane {
+        bool of_disk;
+        std::thread thread{};          // started by the first list that has such actions
+        bool is_busy = false;          // whether it works on the list
+        std::vector<int> in_flight{};  // transfers in flight; only for this thread
+
+        bool performs(const Action& action) const {
+            return action.stream != StreamKind::compute && is_on_disk(action) == of_disk;
+        }
+    };
+    bool are_busy() const;
+    void lane_thread(Lane& lane);
+    void perform_all(Lane& lane, Lock& lock);
+    void perform(Lane& lane, Lock& lock, int place);
+    void wait_and_test(Lane& lane, Lock& lock);
 
     bool is_done(int place) const { return done_[static_cast<std::size_t>(place)] != 0; }
     bool may_begin(const Action& action) const;
-    bool see_done(const Step& step, Performer& performer);
+    bool see_done(const Step& step, Performer& performer, std::vector<int>& in_flight);
 
     bool overlap_;
     PhaseTimes times_;
     bool watches_ = false;
     std::vector<ActionTime> action_times_;  // measured on the thread that performs the action
-    std::thread thread_;                    // started by the first list that communicates
 
     std::mutex mutex_;  // guards all that follows
     std::condition_variable changed_;
-    const Step* step_ =
-        nullptr;  // the list that the communication thread works on; null when it has finished
+    std::array<Lane, 2> lanes_{Lane{false}, Lane{true}};
+    const Step* step_ = nullptr;  // the list that they work on
     Performer* performer_ = nullptr;
-    std::vector<char> done_;      // by position in the list: whether the action is done
-    std::vector<int> in_flight_;  // transfers in flight; only for the thread that begins them
-    bool communicated_ = false;   // whether all actions of the other streams are done
+    std::vector<char> done_;  // by position in the list: whether the action is done
     bool cancelled_ = false;
     bool stops_ = false;
-    std::exception_ptr fault_;  // thrown by a communication action
+    std::exception_ptr fault_;  // thrown by an action of a lane
 };
 
 }  // namespace llmc

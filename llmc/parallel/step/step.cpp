@@ -46,7 +46,7 @@ struct LastUses {
 
 std::vector<std::vector<int>> dependencies(const Step& step) {
     std::vector<std::vector<int>> after(step.actions.size());
-    if (!communicates(step)) return after;  // a single stream never waits
+    if (!has_streams(step)) return after;  // a single stream never waits
     std::map<BufferPlace, LastUses> buffers;
     std::vector<LastUses*> read, written;
     for (int i = 0; i < std::ssize(step.actions); ++i) {
@@ -107,10 +107,22 @@ BuffersInFlight buffers_in_flight(const Step& step) {
     return count;
 }
 
-bool communicates(const Step& step) {
+bool has_streams(const Step& step) {
     return std::ranges::any_of(step.actions,
                                [](const Action& action) { return action.stream != StreamKind::compute; });
 }
+
+bool communicates(const Step& step) {
+    return std::ranges::any_of(step.actions, [](const Action& action) {
+        return action.stream != StreamKind::compute && !is_on_disk(action);
+    });
+}
+
+bool is_on_disk(const Action& action) {
+    return action.stream == StreamKind::disk_in || action.stream == StreamKind::disk_out;
+}
+
+bool is_begun_only(const Action& action) { return is_between_stages(action.kind) || is_on_disk(action); }
 
 bool is_between_stages(ActionKind kind) {
     return kind == ActionKind::receive_activation || kind == ActionKind::send_activation ||

@@ -68,14 +68,20 @@ enum class ActionKind {
     gather_gradients,
     // Sums the loss over the ranks. All stages receive the sum.
     reduce_loss,
+    // Takes the greatest magnitudes of the operands of products in 8 bits over all ranks, as bits in int32.
+    reduce_amax,
     // Computes sums of squares of this rank's gradient shards.
     square,
     // Gathers these sums from the sharding group and from all stages.
     gather_squares,
     // Adds these sums up: the squared norm of all gradients.
     norm,
-    // Applies AdamW to this rank's share of a unit's optimizer state.
+    // Applies AdamW to this rank's share of a unit's optimizer state, or to a piece of it.
     update,
+    // Reads a piece of a unit's optimizer state from the disk into a buffer.
+    read_state,
+    // Writes it back.
+    write_state,
 };
 std::string_view name_of(ActionKind kind);
 
@@ -93,7 +99,7 @@ enum class BufferRole {
     gradient_shard,
     // One micro-batch's fp32 sums, for bf16 gradients. Index: place_of_gradient_sums(unit).
     gradient_sums,
-    // Master weights and moments. Index: unit.
+    // Master weights and moments. Index: unit; on disk, the number of the piece in the whole model.
     optimizer,
     // Inputs and targets.
     tokens,
@@ -119,6 +125,10 @@ enum class BufferRole {
     // Sums of squares of the gradients, one for each norm block.
     squares,
     norm,
+    // The greatest magnitudes that this step has seen (Space::amax).
+    amax,
+    // Holds a piece of optimizer state on its way from the disk and back. Index: the buffer.
+    state_piece,
 };
 
 struct BufferUse {
@@ -133,8 +143,8 @@ struct Action {
     StreamKind stream = StreamKind::compute;
     // Forward, recompute, backward: the part of the model.
     int part = -1;
-    // For actions on one unit.
-    int unit = -1;
+    // For actions on one unit, and on a piece of its optimizer state.
+    int unit = -1, piece = -1;
     // Load, forward, backward, logits, transfers between stages.
     int micro_batch = -1;
     // For the same actions: the position among the stage's chunks (Pass::chunk counts in the whole model).
@@ -175,6 +185,7 @@ void order_streams(Step& step);
 // - It overwrites gradients, its own or another unit's, that have not been reduced or added up.
 // - It adds to another unit's gradient sums, or loses some before they are in the gradients.
 // - It updates a unit before the norm, or twice; or the list never updates a unit.
+// - It updates a piece of state that is not in its buffer, or loses one that the disk lacks.
 // - It may run before an action of another stream on which it depends is done.
 void check_step(const Step& step);
 // Checks the lists of all stages together. Throws a ProgrammingError if a stage receives something other than
@@ -230,8 +241,14 @@ struct BytesSent {
 };
 BytesSent bytes_sent(const Step& step, std::span<const UnitBytes> units, const ModelLists& lists);
 
-// Whether a list needs other ranks.
+// Whether a list has actions on other streams than `compute`, and whether it needs other ranks.
+bool has_streams(const Step& step);
 bool communicates(const Step& step);
+
+// Whether an action's stream is one of the disk's.
+bool is_on_disk(const Action& action);
+// Whether an action is only begun, and is done later: transfers between stages, and of the disk.
+bool is_begun_only(const Action& action);
 
 // Whether an action is a transfer between pipeline stages.
 bool is_between_stages(ActionKind kind);

@@ -26,12 +26,14 @@ inline std::string_view name_of(Phase phase) {
 inline Phase phase_of(ActionKind kind) {
     using enum Phase;
     // In the order of ActionKind.
-    constexpr std::array<Phase, 28> phases = {
-        data,          communication, forward,       backward,      forward,       forward,
-        backward,      backward,      backward,      backward,      communication, communication,
-        communication, communication, forward,       backward,      backward,      communication,
-        communication, backward,      communication, communication, communication, communication,
-        norm,          communication, norm,          update};
+    constexpr std::array phases = {data,          communication, forward,       backward,      forward,
+                                   forward,       backward,      backward,      backward,      backward,
+                                   communication, communication, communication, communication, forward,
+                                   backward,      backward,      communication, communication, backward,
+                                   communication, communication, communication, communication, communication,
+                                   norm,          communication, norm,          update,        update,
+                                   update};
+    static_assert(phases.size() == static_cast<std::size_t>(ActionKind::write_state) + 1);
     return phases.at(static_cast<std::size_t>(kind));
 }
 

@@ -20,7 +20,8 @@ std::string_view name_of(ActionKind kind) {
                       "recompute", "backward", "backward_input", "backward_weight", "receive_activation",
                       "send_activation", "receive_gradient", "send_gradient", "logits", "round", "accumulate",
                       "reduce_scatter", "all_reduce", "accumulate_shard", "sum_replicated", "sum_tied",
-                      "gather_gradients", "reduce_loss", "square", "gather_squares", "norm", "update");
+                      "gather_gradients", "reduce_loss", "reduce_amax", "square", "gather_squares", "norm",
+                      "update", "read_state", "write_state");
 }
 
 namespace {
@@ -28,7 +29,7 @@ namespace {
 std::string_view name_of(BufferRole role) {
     return name_among(role, "parameters", "parameter shard", "gradients", "gradient shard", "sums",
                       "optimizer", "tokens", "input", "residual", "saved", "recomputed", "doutputs",
-                      "dresidual", "rows", "logits", "loss", "squares", "norm");
+                      "dresidual", "rows", "logits", "loss", "squares", "norm", "amax", "piece in buffer");
 }
 
 // Stands before the number of a buffer that micro-batches use in turn. It is not printed.
@@ -46,11 +47,13 @@ std::string to_string(std::span<const BufferUse> uses, const Outline& outline) {
             text += " " + unit_name(outline.part(use.unit).own_unit);
         } else if (belongs_to_unit(use.role)) {
             text += " " + unit_name(use.unit);
-            if (use.index != use.unit) text += fmt::format(" (in {}'s place)", unit_name(use.index));
+            if (use.role != BufferRole::optimizer && use.index != use.unit)
+                text += fmt::format(" (in {}'s place)", unit_name(use.index));
         }
         if (use.role == BufferRole::residual || use.role == BufferRole::saved ||
             use.role == BufferRole::output_gradients)
             text += fmt::format(" {}", use.index);
+        if (use.role == BufferRole::state_piece) text += fmt::format("{} {}", turn_mark, use.index);
         if ((use.role == BufferRole::chunk_input || use.role == BufferRole::residual_gradient) &&
             use.index > 0)
             text += fmt::format("{} {}", turn_mark, use.index);
@@ -233,11 +236,12 @@ std::string to_string(const Step& step, bool is_whole) {
     std::vector<Line> lines;
     for (std::size_t i = 0; i < step.actions.size(); ++i) {
         const Action& action = step.actions[i];
-        const std::string on = action.part >= 0 ? outline.part(action.part).name
-                               : is_between_stages(action.kind)
-                                   ? fmt::format("chunk {}", step.chunk_of(action).number)
-                               : action.unit >= 0 ? outline.unit(action.unit).spec.name
-                                                  : "";
+        const std::string on =
+            action.part >= 0                 ? outline.part(action.part).name
+            : is_between_stages(action.kind) ? fmt::format("chunk {}", step.chunk_of(action).number)
+            : action.piece >= 0 ? fmt::format("{}/{}", outline.unit(action.unit).spec.name, action.piece)
+            : action.unit >= 0  ? outline.unit(action.unit).spec.name
+                                : "";
         const std::string micro = action.micro_batch >= 0 ? std::to_string(action.micro_batch) : "";
         const std::string after = fmt::format("{}", fmt::join(action.after, ","));
         const std::string line = fmt::format(

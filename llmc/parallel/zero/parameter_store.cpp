@@ -1,12 +1,54 @@
 // Lays out a rank's state by ZeRO stage, and fills its weights.
 #include "llmc/parallel/zero/parameter_store.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 
+#include "llmc/device/eight_bit_moments.h"
 #include "llmc/device/stochastic_rounding.h"
 
 namespace llmc {
+
+namespace {
+
+// The buffer for transfers beside those of a step, which begins to use it after its first update.
+constexpr int beside_step = state_buffers - 1;
+
+bool is_small(const UnitLayout::Entry& entry) { return entry.spec.shape.elements() < least_in_8_bits; }
+
+// Where each small tensor begins among those of its unit, in quads; then their number of elements.
+std::vector<std::int64_t> places_of_small(const UnitLayout& unit) {
+    std::vector<std::int64_t> places = {0};
+    for (const UnitLayout::Entry& entry : unit.entries())
+        places.push_back(places.back() + (is_small(entry) ? (entry.stored.elements() + 3) / 4 * 4 : 0));
+    return places;
+}
+
+void add_pieces(StoreLayout& store, std::int64_t updated) {
+    std::vector<StatePiece>& pieces = store.pieces.emplace_back();
+    const std::int64_t most = elements_of_piece(updated, store.dtypes.least_piece);
+    for (std::int64_t begin = 0; begin < updated; begin += most) {
+        const std::int64_t end = std::min(begin + most, updated);
+        pieces.push_back({begin, end, store.file_bytes});
+        store.file_bytes += PieceBytes(end - begin, store.dtypes.keeps_master(), store.dtypes.moments).all;
+    }
+}
+
+// As bytes, whose offsets in the arena of moments, which has nothing else, are multiples of 4096.
+void add_piece_buffers(StoreLayout& store, MemoryLayout& layout) {
+    std::int64_t most = 0;
+    for (const std::vector<StatePiece>& pieces : store.pieces)
+        for (const StatePiece& piece : pieces) most = std::max(most, piece.elements());
+    const PieceBytes bytes(most, store.dtypes.keeps_master(), store.dtypes.moments);
+    for (int buffer = 0; buffer < state_buffers; ++buffer)
+        store.piece_buffers.push_back(layout.add(ArenaKind::moments,
+                                                 fmt::format("a piece of state, {}", buffer), DType::uint8,
+                                                 {static_cast<std::int64_t>(bytes.all)}));
+}
+
+}  // namespace
 
 StoreLayout lay_out_store(MemoryLayout& layout, const StoreDtypes& dtypes, const StagePart& part,
                           const Sharding& sharding, int micro_batches, TensorRank tensor, bool trains) {
@@ -19,6 +61,7 @@ StoreLayout lay_out_store(MemoryLayout& layout, const StoreDtypes& dtypes, const
         const auto number = static_cast<int>(store.buffers.size());
         if (!part.has_unit(number)) {
             store.buffers.emplace_back();
+            store.pieces.emplace_back();
             continue;
         }
         const int rounds = micro_batches * part.unit(number).rounds;
@@ -50,12 +93,27 @@ StoreLayout lay_out_store(MemoryLayout& layout, const StoreDtypes& dtypes, const
                       return layout.add(ArenaKind::gradients, unit.name() + ".sums", DType::fp32,
                                         if_training(whole));
                   });
-        if (dtype != DType::fp32 && dtypes.has_master)
+        if (dtypes.tier == StateTier::disk) {
+            add_pieces(store, updated[0]);
+            store.buffers.push_back(ids);
+            continue;
+        }
+        if (dtypes.keeps_master())
             ids.master = layout.add(ArenaKind::master, unit.name(), DType::fp32, updated);
         ids.m = layout.add(ArenaKind::moments, unit.name() + ".m", dtypes.moments, if_training(updated));
         ids.v = layout.add(ArenaKind::moments, unit.name() + ".v", dtypes.moments, if_training(updated));
+        const auto beside = [&](const char* name, std::int64_t count) {
+            const bool is_there = trains && dtypes.moments == DType::uint8;
+            return layout.add(ArenaKind::moments, unit.name() + name, DType::fp32, {is_there ? count : 0});
+        };
+        ids.m_amax = beside(".m.amax", updated[0] / eight_bit_block);
+        ids.v_amax = beside(".v.amax", updated[0] / eight_bit_block);
+        ids.small_m = beside(".m.small", places_of_small(unit).back());
+        ids.small_v = beside(".v.small", places_of_small(unit).back());
         store.buffers.push_back(ids);
+        store.pieces.emplace_back();
     }
+    if (dtypes.tier == StateTier::disk) add_piece_buffers(store, layout);
     return store;
 }
 
@@ -65,13 +123,17 @@ ElementRange intersection(const ElementRange& a, const ElementRange& b) {
 }
 
 ParameterStore::ParameterStore(Device& device, const Arenas& arenas, const StoreLayout& layout,
-                               double weight_decay, int shard)
+                               double weight_decay, int shard, const std::string& directory)
     : device_(device),
       dtypes_(layout.dtypes),
       sharding_(layout.sharding),
       part_(layout.part),
       shard_(shard),
+      pieces_(layout.pieces),
       layouts_(layout.units) {
+    const bool is_on_disk = dtypes_.tier == StateTier::disk;
+    if (is_on_disk) file_ = std::make_unique<ScratchFile>(directory, layout.file_bytes);
+    for (const BufferId& buffer : layout.piece_buffers) piece_buffers_.push_back(arenas[buffer]);
     const bool whole = sharding_.keeps_optimizer_whole();
     for (const UnitBufferIds& ids : layout.buffers) {
         UnitBuffers& unit = buffers_.emplace_back();
@@ -81,23 +143,34 @@ ParameterStore::ParameterStore(Device& device, const Arenas& arenas, const Store
         unit.parameters = arenas[ids.parameters];
         unit.gradients = arenas[ids.gradients];
         unit.gradient_sums = arenas[ids.gradient_sums];
-        unit.m = arenas[ids.m];
-        unit.v = arenas[ids.v];
+        if (!is_on_disk) {
+            unit.m = arenas[ids.m];
+            unit.v = arenas[ids.v];
+            unit.in_8_bits = {arenas[ids.m_amax], arenas[ids.v_amax], arenas[ids.small_m],
+                              arenas[ids.small_v]};
+        }
         unit.parameter_shard =
             ids.parameter_shard ? arenas[*ids.parameter_shard] : own_shard(unit.parameters);
         unit.gradient_shard = ids.gradient_shard ? arenas[*ids.gradient_shard] : own_shard(unit.gradients);
         unit.updated_parameters = whole ? unit.parameters : unit.parameter_shard;
         unit.updated_gradients = whole ? unit.gradients : unit.gradient_shard;
-        unit.master = ids.master ? arenas[*ids.master] : unit.updated_parameters;
+        if (ids.master) unit.master = arenas[*ids.master];
+        if (!has_master()) unit.master = unit.updated_parameters;
         const ElementRange own = updated(number);
         std::vector<AdamWSegment>& segments = segments_.back();
+        const std::vector<std::int64_t> places = places_of_small(this->layout(number));
+        std::size_t place = 0;
         for (const UnitLayout::Entry& entry : this->layout(number).entries()) {
+            const std::int64_t small = places[place++];
             const ElementRange part =
                 intersection({entry.offset, entry.offset + entry.shape.elements()}, own);
             if (part.size() == 0) continue;
             segments.push_back({.begin = part.begin - own.begin,
                                 .end = part.end - own.begin,
-                                .weight_decay = entry.spec.decays() ? weight_decay : 0.0});
+                                .weight_decay = entry.spec.decays() ? weight_decay : 0.0,
+                                .in_small = dtypes_.moments == DType::uint8 && is_small(entry)
+                                                ? small + part.begin - entry.offset
+                                                : -1});
         }
     }
 }
@@ -122,28 +195,181 @@ Tensor ParameterStore::own_shard(const Tensor& flat) const {
     return flat.flat(shard_ * elements, elements);
 }
 
+int ParameterStore::begin_read(int unit, int piece, int buffer) const {
+    const StatePiece& of = pieces(unit)[static_cast<std::size_t>(piece)];
+    return file_->begin_read(of.place, piece_buffers_[static_cast<std::size_t>(buffer)].data,
+                             PieceBytes(of.elements(), has_master(), dtypes_.moments).all);
+}
+
+int ParameterStore::begin_write(int unit, int piece, int buffer) const {
+    const StatePiece& of = pieces(unit)[static_cast<std::size_t>(piece)];
+    return file_->begin_write(of.place, piece_buffers_[static_cast<std::size_t>(buffer)].data,
+                              PieceBytes(of.elements(), has_master(), dtypes_.moments).all);
+}
+
+UnitBuffers ParameterStore::in_buffer(int unit, int piece, int buffer) const {
+    const UnitBuffers& whole = buffers(unit);
+    const StatePiece& of = pieces(unit)[static_cast<std::size_t>(piece)];
+    const PieceBytes bytes(of.elements(), has_master(), dtypes_.moments);
+    std::byte* const memory = piece_buffers_[static_cast<std::size_t>(buffer)].data;
+    UnitBuffers made{};
+    made.updated_parameters = whole.updated_parameters.flat(of.begin, of.elements());
+    if (whole.updated_gradients.elements() > 0)
+        made.updated_gradients = whole.updated_gradients.flat(of.begin, of.elements());
+    made.master = has_master() ? Tensor{memory, DType::fp32, {of.elements()}} : made.updated_parameters;
+    made.m = {memory + bytes.m, dtypes_.moments, {of.elements()}};
+    made.v = {memory + bytes.v, dtypes_.moments, {of.elements()}};
+    return made;
+}
+
+std::vector<AdamWSegment> ParameterStore::segments(int unit, const StatePiece& piece) const {
+    std::vector<AdamWSegment> of_piece;
+    for (const AdamWSegment& segment : segments(unit)) {
+        const ElementRange part = intersection({segment.begin, segment.end}, {piece.begin, piece.end});
+        if (part.size() > 0)
+            of_piece.push_back({part.begin - piece.begin, part.end - piece.begin, segment.weight_decay});
+    }
+    return of_piece;
+}
+
+template <class F>
+void ParameterStore::for_each_piece(int unit, bool writes, const F& f) const {
+    for (int piece = 0; piece < std::ssize(pieces(unit)); ++piece) {
+        file_->wait(begin_read(unit, piece, beside_step));
+        f(pieces(unit)[static_cast<std::size_t>(piece)], in_buffer(unit, piece, beside_step));
+        if (writes) file_->wait(begin_write(unit, piece, beside_step));
+    }
+}
+
 void ParameterStore::set_weights(int unit, std::span<const float> values) {
     const UnitBuffers& own = buffers(unit);
-    check(static_cast<std::int64_t>(values.size()) == own.master.elements(),
+    check(static_cast<std::int64_t>(values.size()) == own.updated_parameters.elements(),
           "as many weights as this rank updates");
+    if (is_state_on_disk() && has_master()) {
+        return for_each_piece(unit, true, [&](const StatePiece& piece, const UnitBuffers& of) {
+            upload_rounded(device_, of.master,
+                           values.subspan(static_cast<std::size_t>(piece.begin),
+                                          static_cast<std::size_t>(piece.elements())));
+            device_.ops().cast(of.updated_parameters, of.master);
+        });
+    }
     upload_rounded(device_, own.master, values);
     if (has_master()) device_.ops().cast(own.updated_parameters, own.master);
+}
+
+void ParameterStore::read(int unit, Tensor UnitBuffers::*flat, std::span<float> values) const {
+    const UnitBuffers& own = buffers(unit);
+    if (is_on_disk(flat)) {
+        return for_each_piece(unit, false, [&](const StatePiece& piece, const UnitBuffers& of) {
+            download_widened(device_,
+                             values.subspan(static_cast<std::size_t>(piece.begin),
+                                            static_cast<std::size_t>(piece.elements())),
+                             of.*flat);
+        });
+    }
+    if (!is_in_8_bits(flat)) return download_widened(device_, values, own.*flat);
+    const bool is_first = flat == &UnitBuffers::m;
+    const EightBitMoments& of = own.in_8_bits;
+    const Tensor &amax = is_first ? of.m_amax : of.v_amax, &small = is_first ? of.m : of.v;
+    std::vector<std::uint8_t> entries(values.size());
+    std::vector<float> greatest(static_cast<std::size_t>(amax.elements())),
+        of_small(static_cast<std::size_t>(small.elements()));
+    device_.download(entries.data(), own.*flat);
+    device_.download(greatest.data(), amax);
+    device_.download(of_small.data(), small);
+    for (std::size_t block = 0; block < greatest.size(); ++block)
+        from_8_bits(values.subspan(block * eight_bit_block, eight_bit_block),
+                    &entries[block * eight_bit_block], greatest[block],
+                    is_first ? table_of_first_moments() : table_of_second_moments());
+    for (const AdamWSegment& segment : segments(unit)) {
+        if (segment.in_small >= 0)
+            std::copy_n(of_small.begin() + segment.in_small, segment.end - segment.begin,
+                        values.begin() + segment.begin);
+    }
+}
+
+void ParameterStore::for_each_held(int unit, Tensor UnitBuffers::*flat, const ElementRange& part,
+                                   const std::function<void(const Tensor&)>& f) const {
+    if (is_on_disk(flat)) {
+        for (int piece = 0; piece < std::ssize(pieces(unit)); ++piece) {
+            const StatePiece& of = pieces(unit)[static_cast<std::size_t>(piece)];
+            const ElementRange mine = intersection(part, {of.begin, of.end});
+            if (mine.size() == 0) continue;
+            file_->wait(begin_read(unit, piece, beside_step));
+            f((in_buffer(unit, piece, beside_step).*flat).flat(mine.begin - of.begin, mine.size()));
+        }
+        return;
+    }
+    const UnitBuffers& own = buffers(unit);
+    const Tensor elements = (own.*flat).flat(part.begin, part.size());
+    if (!is_in_8_bits(flat)) return f(elements);
+    const bool is_first = flat == &UnitBuffers::m;
+    const EightBitMoments& of = own.in_8_bits;
+    for (const AdamWSegment& segment : segments(unit)) {
+        if (segment.in_small >= 0 && segment.begin <= part.begin && part.end <= segment.end)
+            return f(
+                (is_first ? of.m : of.v).flat(segment.in_small + part.begin - segment.begin, part.size()));
+    }
+    const std::int64_t first = part.begin / eight_bit_block,
+                       end = (part.end + eight_bit_block - 1) / eight_bit_block;
+    f(elements);
+    f((is_first ? of.m_amax : of.v_amax).flat(first, end - first));
+}
+
+void ParameterStore::set_moments(int unit, Tensor UnitBuffers::*flat, std::span<const float> values) const {
+    const UnitBuffers& own = buffers(unit);
+    if (is_on_disk(flat)) {
+        return for_each_piece(unit, true, [&](const StatePiece& piece, const UnitBuffers& of) {
+            upload_rounded(device_, of.*flat,
+                           values.subspan(static_cast<std::size_t>(piece.begin),
+                                          static_cast<std::size_t>(piece.elements())));
+        });
+    }
+    if (!is_in_8_bits(flat)) return upload_rounded(device_, own.*flat, values);
+    const bool is_first = flat == &UnitBuffers::m;
+    const EightBitMoments& of = own.in_8_bits;
+    const Tensor &amax = is_first ? of.m_amax : of.v_amax, &small = is_first ? of.m : of.v;
+    std::vector<float> large(values.begin(), values.end()),
+        of_small(static_cast<std::size_t>(small.elements())),
+        greatest(static_cast<std::size_t>(amax.elements()));
+    for (const AdamWSegment& segment : segments(unit)) {
+        if (segment.in_small < 0) continue;
+        std::copy(values.begin() + segment.begin, values.begin() + segment.end,
+                  of_small.begin() + segment.in_small);
+        std::fill(large.begin() + segment.begin, large.begin() + segment.end, 0.0F);
+    }
+    std::vector<std::uint8_t> entries(values.size());
+    for (std::size_t block = 0; block < greatest.size(); ++block)
+        greatest[block] = to_8_bits(&entries[block * eight_bit_block],
+                                    std::span(large).subspan(block * eight_bit_block, eight_bit_block),
+                                    is_first ? table_of_first_moments() : table_of_second_moments());
+    device_.upload(own.*flat, entries.data());
+    device_.upload(amax, greatest.data());
+    device_.upload(small, of_small.data());
 }
 
 void ParameterStore::round_stochastically(std::uint64_t seed, std::int64_t step) {
     std::vector<float> weights;
     std::vector<bfloat16> rounded;
-    for (int unit = 0; unit < units(); ++unit) {
-        if (!has(unit)) continue;
-        const Tensor &master = buffers(unit).master, &parameters = buffers(unit).updated_parameters;
+    const auto round = [&](const Tensor& parameters, const Tensor& master, std::int64_t first) {
         check(parameters.dtype == DType::bf16, "stochastic rounding is to bf16");
         const std::int64_t elements = master.elements();
         weights.resize(static_cast<std::size_t>(elements));
         rounded.resize(weights.size());
         device_.download(weights.data(), master);
         llmc::round_stochastically(rounded.data(), weights.data(), 0, elements,
-                                   {.seed = seed, .first_element = first_element(unit)}, step);
+                                   {.seed = seed, .first_element = first}, step);
         device_.upload(parameters, rounded.data());
+    };
+    for (int unit = 0; unit < units(); ++unit) {
+        if (!has(unit)) continue;
+        if (is_on_disk(&UnitBuffers::master)) {
+            for_each_piece(unit, false, [&](const StatePiece& piece, const UnitBuffers& of) {
+                round(of.updated_parameters, of.master, first_element(unit) + piece.begin);
+            });
+        } else {
+            round(buffers(unit).updated_parameters, buffers(unit).master, first_element(unit));
+        }
     }
 }
 

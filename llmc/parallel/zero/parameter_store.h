@@ -3,17 +3,21 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "llmc/core/memory_layout.h"
+#include "llmc/core/scratch_file.h"
 #include "llmc/core/tensor.h"
 #include "llmc/device/device.h"
 #include "llmc/device/ops.h"
 #include "llmc/model/units.h"
 #include "llmc/parallel/zero/sharding.h"
+#include "llmc/parallel/zero/state_pieces.h"
 
 namespace llmc {
 
@@ -29,7 +33,9 @@ struct UnitBufferIds {
     BufferId gradient_sums;
     // fp32, whole or a shard. Without `master`, as in fp32, the parameters serve as master weights.
     std::optional<BufferId> master;
-    BufferId m, v;  // AdamW's moments, fp32 or bf16
+    BufferId m, v;  // AdamW's moments
+    // With moments in 8 bits: EightBitMoments. The moments of small tensors are those of the whole unit on each rank.
+    BufferId m_amax, v_amax, small_m, small_v;
 };
 
 struct UnitBuffers {
@@ -37,13 +43,24 @@ struct UnitBuffers {
     Tensor parameter_shard, gradient_shard;
     // The elements that this rank updates: all if it keeps the optimizer state whole, else its shard.
     Tensor updated_parameters, updated_gradients, master, m, v;
+    EightBitMoments in_8_bits;
+};
+
+// Where the optimizer state is that a rank keeps.
+enum class StateTier {
+    device,
+    disk  // in pieces (state_pieces.h), in a file of each process
 };
 
 struct StoreDtypes {
     DType compute = DType::fp32;
     DType gradients = DType::fp32;  // or the compute dtype
-    DType moments = DType::fp32;    // or bf16
+    DType moments = DType::fp32;    // or bf16, or uint8: in 8 bits
     bool has_master = true;         // if the compute dtype is not fp32
+    StateTier tier = StateTier::device;
+    std::int64_t least_piece = std::int64_t{1} << 20;  // elements of a piece on disk, at least
+
+    bool keeps_master() const { return compute != DType::fp32 && has_master; }
 };
 
 struct StoreLayout {
@@ -52,6 +69,10 @@ struct StoreLayout {
     StagePart part{};
     std::vector<UnitLayout> units;       // all units of the model
     std::vector<UnitBufferIds> buffers;  // one per unit, empty for units of other stages
+    // On disk: the pieces of each unit, the bytes of the file, and the buffers of a piece.
+    std::vector<std::vector<StatePiece>> pieces{};
+    std::uint64_t file_bytes = 0;
+    std::vector<BufferId> piece_buffers{};
 };
 
 // Lays out the buffers for one stage's and one tensor-parallel rank's part of the model, and a training step
@@ -71,14 +92,16 @@ ElementRange intersection(const ElementRange& a, const ElementRange& b);
 class ParameterStore {
   public:
     // `shard` is this rank's shard. `weight_decay` applies to the tensors whose ParamSpec decays.
+    // State on disk lies in a file of `directory`.
     ParameterStore(Device& device, const Arenas& arenas, const StoreLayout& layout, double weight_decay,
-                   int shard);
+                   int shard, const std::string& directory = "");
 
     int units() const { return static_cast<int>(layouts_.size()); }
     DType dtype() const { return dtypes_.compute; }
     DType dtype_of_moments() const { return dtypes_.moments; }
     // Whether master weights are kept beside the parameters.
-    bool has_master() const { return dtypes_.compute != DType::fp32 && dtypes_.has_master; }
+    bool has_master() const { return dtypes_.keeps_master(); }
+    bool is_state_on_disk() const { return file_ != nullptr; }
     const Sharding& sharding() const { return sharding_; }
     const StagePart& part() const { return part_; }
     int shard() const { return shard_; }
@@ -91,6 +114,21 @@ class ParameterStore {
     std::span<const AdamWSegment> segments(int unit) const {
         return segments_[static_cast<std::size_t>(unit)];
     }
+
+    // ---- state on disk. A piece's number counts those of the unit.
+
+    std::span<const StatePiece> pieces(int unit) const { return pieces_[static_cast<std::size_t>(unit)]; }
+    // Begin the transfer of a piece from or to the file.
+    int begin_read(int unit, int piece, int buffer) const;
+    int begin_write(int unit, int piece, int buffer) const;
+    ScratchFile& file() const { return *file_; }
+    // What the user should know of the file's disk; empty without one.
+    std::string note() const { return file_ ? file_->note() : ""; }
+    // The piece's elements of what an update reads and writes; master weights and moments in a buffer.
+    UnitBuffers in_buffer(int unit, int piece, int buffer) const;
+    std::vector<AdamWSegment> segments(int unit, const StatePiece& piece) const;
+
+    // ----
 
     // Elements of a unit's whole flat buffer; those in a shard; those that this rank updates.
     std::int64_t elements(int unit) const { return layout(unit).padded_elements(sharding_.ranks()); }
@@ -106,17 +144,40 @@ class ParameterStore {
     // them, rounded, the parameters. build_parameter_gathers later gathers the elements that other ranks
     // update.
     void set_weights(int unit, std::span<const float> values);
+    // What this rank updates of a unit, in fp32: &UnitBuffers::master, m, v or updated_gradients.
+    void read(int unit, Tensor UnitBuffers::*flat, std::span<float> values) const;
+    // Calls f for the tensors on the device that hold a part of one of these buffers, of elements that are those of one
+    // tensor: several for moments in 8 bits, and for state on disk, which passes through a buffer.
+    void for_each_held(int unit, Tensor UnitBuffers::*flat, const ElementRange& part,
+                       const std::function<void(const Tensor&)>& f) const;
+    // Sets its first or second moments.
+    void set_moments(int unit, Tensor UnitBuffers::*flat, std::span<const float> values) const;
     // Rounds this rank's master weights into its parameters as AdamW's stochastic rounding did after `step`.
     void round_stochastically(std::uint64_t seed, std::int64_t step);
     // Sets this rank's initial weights. They are the same on every mesh.
     void initialize(std::uint64_t seed);
 
   private:
+    bool is_on_disk(Tensor UnitBuffers::*flat) const {
+        return is_state_on_disk() && (flat == &UnitBuffers::m || flat == &UnitBuffers::v ||
+                                      (flat == &UnitBuffers::master && has_master()));
+    }
+    bool is_in_8_bits(Tensor UnitBuffers::*flat) const {
+        return dtypes_.moments == DType::uint8 && (flat == &UnitBuffers::m || flat == &UnitBuffers::v);
+    }
+
+    // Calls f(the piece, its state in memory) for each piece on disk; with `writes`, what f changes is written.
+    template <class F>
+    void for_each_piece(int unit, bool writes, const F& f) const;
+
     Device& device_;
     StoreDtypes dtypes_;
     Sharding sharding_;
     StagePart part_;
     int shard_;
+    std::unique_ptr<ScratchFile> file_;  // null: state is in memory
+    std::vector<std::vector<StatePiece>> pieces_;
+    std::vector<Tensor> piece_buffers_;
     std::vector<UnitLayout> layouts_;
     std::vector<UnitBuffers> buffers_;
     std::vector<std::vector<AdamWSegment>> segments_;

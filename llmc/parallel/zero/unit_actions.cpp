@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "llmc/parallel/zero/state_pieces.h"
+
 namespace llmc {
 
 using enum BufferRole;
@@ -134,6 +136,8 @@ void UnitActions::reduce_loss() {
 
 void UnitActions::norm_and_update() {
     accumulate_received();
+    if (spec_.reduces_amax && has_others())
+        communicate({.kind = ActionKind::reduce_amax, .reads = {{amax}}, .writes = {{amax}}});
     finish_tied();
     Action square{.kind = ActionKind::square, .reads = {}, .writes = {{squares}}};
     for_each_unit([&](int unit) {
@@ -143,14 +147,65 @@ void UnitActions::norm_and_update() {
     if (has_others())
         communicate({.kind = ActionKind::gather_squares, .reads = {{squares}}, .writes = {{squares}}});
     add({.kind = ActionKind::norm, .reads = {{squares}}, .writes = {{norm}}});
+    if (!spec_.state_pieces.empty()) return update_from_disk();
     for_each_unit([&](int unit) {
-        const bool whole = sharding_.keeps_optimizer_whole();
         add({.kind = ActionKind::update,
              .unit = unit,
-             .reads = {whole ? whole_gradients(unit) : reduced(unit), {norm}, {optimizer, unit, unit}},
+             .reads = {updated_gradients(unit), {norm}, {optimizer, unit, unit}},
              .writes = {{optimizer, unit, unit}, own_parameters(unit)}});
         gather_updated(unit);
     });
+}
+
+BufferUse UnitActions::updated_gradients(int unit) const {
+    return sharding_.keeps_optimizer_whole() ? whole_gradients(unit) : reduced(unit);
+}
+
+// Each piece of state is read, updated and written in one of a few buffers, which take turns. A read comes in the list
+// as early as it has a buffer: while a piece is updated, the next is read and the one before is written.
+void UnitActions::update_from_disk() {
+    struct PieceOfUnit {
+        int unit, number, count;
+    };
+    std::vector<PieceOfUnit> pieces;
+    for_each_unit([&](int unit) {
+        const int count = spec_.state_pieces[static_cast<std::size_t>(unit)];
+        for (int number = 0; number < count; ++number) pieces.push_back({unit, number, count});
+    });
+    const auto buffer = [](int at) { return BufferUse{state_piece, at % state_buffers}; };
+    const auto on_disk = [&](int at) {
+        return BufferUse{optimizer, at, pieces[static_cast<std::size_t>(at)].unit};
+    };
+    const auto read = [&](int at) {
+        if (at >= std::ssize(pieces)) return;
+        const PieceOfUnit& piece = pieces[static_cast<std::size_t>(at)];
+        add({.kind = ActionKind::read_state,
+             .stream = StreamKind::disk_in,
+             .unit = piece.unit,
+             .piece = piece.number,
+             .reads = {on_disk(at)},
+             .writes = {buffer(at)}});
+    };
+    for (int at = 0; at < state_buffers - 1; ++at) read(at);
+    for (int at = 0; at < std::ssize(pieces); ++at) {
+        const auto& [unit, number, count] = pieces[static_cast<std::size_t>(at)];
+        Action update{.kind = ActionKind::update,
+                      .unit = unit,
+                      .piece = number,
+                      .reads = {updated_gradients(unit), {norm}, buffer(at)},
+                      .writes = {buffer(at), own_parameters(unit)}};
+        // What is called before the first update may read state through the last buffer (ParameterStore).
+        if (at == 0) update.writes.push_back(buffer(state_buffers - 1));
+        add(std::move(update));
+        read(at + state_buffers - 1);
+        add({.kind = ActionKind::write_state,
+             .stream = StreamKind::disk_out,
+             .unit = unit,
+             .piece = number,
+             .reads = {buffer(at)},
+             .writes = {on_disk(at)}});
+        if (number + 1 == count) gather_updated(unit);
+    }
 }
 
 // Sums the gradients of units to which several stages contribute. It comes at the end of the list, when no

@@ -73,6 +73,8 @@ class UnitActions {
     void reduce(int unit, Round round);
     void gather_gradients(int unit);
     void finish_tied();
+    BufferUse updated_gradients(int unit) const;
+    void update_from_disk();
     void gather_updated(int unit);
 
     const StepSpec& spec_;

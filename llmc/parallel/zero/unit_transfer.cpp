@@ -59,8 +59,7 @@ std::span<const float> UnitTransfer::collect(int unit, Tensor UnitBuffers::*flat
     const int shards = store_.sharding().keeps_optimizer_whole() ? 1 : store_.sharding().shards;
     const bool gives = mesh_.stage() == stage && mesh_.data_rank() < shards;
     const auto download = [&](std::vector<float>& to) {
-        const Tensor& own = store_.buffers(unit).*flat;
-        download_widened(device_, std::span(to).first(static_cast<std::size_t>(own.elements())), own);
+        store_.read(unit, flat, std::span(to).first(static_cast<std::size_t>(store_.updated(unit).size())));
     };
     if (!is_root()) {
         if (!gives) return {};

@@ -50,12 +50,15 @@ MatmulDescription* of(cublasLtMatmulDesc_t handle);
 Attributes* of(cublasLtMatrixLayout_t handle);
 Attributes* of(cublasLtMatmulPreference_t handle);
 
+inline bool is_fp8(cudaDataType_t type) { return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2; }
+inline std::size_t size_of(cudaDataType_t type) { return type == CUDA_R_32F ? 4 : is_fp8(type) ? 1 : 2; }
+
 // A matrix in memory, in column-major order.
 struct Layout {
     cudaDataType_t type;
     std::int64_t rows, columns, leading;
 
-    std::size_t element_bytes() const { return type == CUDA_R_32F ? 4 : 2; }
+    std::size_t element_bytes() const { return size_of(type); }
     std::size_t bytes() const;
 };
 Layout layout_of(const Attributes& attributes);

@@ -64,6 +64,16 @@ cublasStatus_t with_attribute(A& algorithm, cublasLtMatmulAlgoConfigAttributes_t
     return CUBLAS_STATUS_INVALID_VALUE;
 }
 
+// What the library takes of 8 bits: from sm_89 on, with both factors along k, and columns of whole 16 bytes.
+bool fits_fp8(const Problem& p) {
+    const bool is_one_kind = is_fp8(p.a.type) && is_fp8(p.b.type);
+    const bool both_e5m2 = p.a.type == CUDA_R_8F_E5M2 && p.b.type == CUDA_R_8F_E5M2;
+    const bool is_whole = p.a.leading % 16 == 0 && p.b.leading % 16 == 0 &&
+                          p.d.leading * static_cast<std::int64_t>(size_of(p.d.type)) % 16 == 0;
+    return runtime().settings.chip.architecture >= 89 && is_one_kind && !both_e5m2 && p.transpose_a &&
+           !p.transpose_b && is_whole;
+}
+
 }  // namespace
 
 std::size_t Algorithm::workspace_bytes(const Problem& problem) const {
@@ -127,13 +137,15 @@ cublasStatus_t make_problem(cublasLtMatmulDesc_t description, cublasLtMatrixLayo
         k_of_b == p.k && p.c.rows == p.m && p.c.columns == p.n && p.d.rows == p.m && p.d.columns == p.n;
     if (!fits) return CUBLAS_STATUS_INVALID_VALUE;
 
-    const bool bf16 = p.a.type == CUDA_R_16BF;
-    const bool types = p.b.type == p.a.type && p.c.type == p.d.type && (bf16 || p.a.type == CUDA_R_32F) &&
-                       (p.d.type == CUDA_R_32F || (bf16 && p.d.type == CUDA_R_16BF));
+    const bool eighth = is_fp8(p.a.type) || is_fp8(p.b.type);
+    const bool half = p.a.type == CUDA_R_16BF || p.a.type == CUDA_R_16F;
+    const bool of_16_or_32 = p.b.type == p.a.type && (half || p.a.type == CUDA_R_32F) &&
+                             (p.d.type == CUDA_R_32F || p.d.type == p.a.type);
+    const bool types = p.c.type == p.d.type && !is_fp8(p.d.type) && (eighth ? fits_fp8(p) : of_16_or_32);
     const auto compute = p.description.compute;
-    const bool computes =
-        p.description.scale == CUDA_R_32F &&
-        (compute == CUBLAS_COMPUTE_32F || (compute == CUBLAS_COMPUTE_32F_FAST_TF32 && !bf16));
+    const bool computes = p.description.scale == CUDA_R_32F &&
+                          (compute == CUBLAS_COMPUTE_32F ||
+                           (compute == CUBLAS_COMPUTE_32F_FAST_TF32 && p.a.type == CUDA_R_32F));
     const bool host_scalars =
         attributes.as<std::int32_t>(CUBLASLT_MATMUL_DESC_POINTER_MODE) == CUBLASLT_POINTER_MODE_HOST;
     if (!types || !computes || !host_scalars) return CUBLAS_STATUS_NOT_SUPPORTED;

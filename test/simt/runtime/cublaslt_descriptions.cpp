@@ -26,6 +26,8 @@ Attributes attributes_of_product() {
             attribute<std::uint32_t>(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_DEFAULT),
             attribute<void*>(CUBLASLT_MATMUL_DESC_BIAS_POINTER, nullptr),
             attribute<std::int32_t>(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, not_set),
+            attribute<void*>(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, nullptr),
+            attribute<void*>(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, nullptr),
             attribute<void*>(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, nullptr),
             attribute<std::int64_t>(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, 0),
             attribute<std::int32_t>(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, not_set),

@@ -1,10 +1,11 @@
 // cublasLtMatmul: the CPU device's product (llmc/device/cpu/products.h). Sums are in fp32, and the result is
 // rounded once.
+#include <cuda_fp8.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <functional>
-#include <optional>
 #include <random>
 #include <span>
 #include <vector>
@@ -28,6 +29,7 @@ struct Product {
     std::byte *bias, *aux;
     cudaDataType_t bias_type, aux_type;
     std::int64_t aux_leading;
+    const std::byte *scale_a, *scale_b;  // of factors in 8 bits; null is 1
 
     bool has(unsigned bit) const { return problem.epilogue & bit; }
 };
@@ -37,19 +39,29 @@ constexpr unsigned relu = 2, add_bias = 4, relu_gradient = 8, gradient_of_bias =
                    gelu_gradient = 64, with_aux = 128, sum_of_a = 256, sum_of_b = 512;
 constexpr unsigned uses_bias = add_bias | gradient_of_bias | sum_of_a | sum_of_b;
 
-std::size_t size_of(cudaDataType_t type) { return type == CUDA_R_32F ? 4 : 2; }
+using llmc::DType;
+
+// (fp16 of 8 bits, which are read into it.)
+DType dtype_of(cudaDataType_t type) {
+    return type == CUDA_R_32F ? DType::fp32 : type == CUDA_R_16BF ? DType::bf16 : DType::fp16;
+}
 
 float load(const std::byte* base, cudaDataType_t type, std::int64_t i) {
-    if (type == CUDA_R_32F) return reinterpret_cast<const float*>(base)[i];
-    return llmc::to_float(reinterpret_cast<const llmc::bfloat16*>(base)[i]);
+    if (is_fp8(type)) {
+        const auto byte = static_cast<__nv_fp8_storage_t>(base[i]);
+        return __half2float(
+            __half(__nv_cvt_fp8_to_halfraw(byte, type == CUDA_R_8F_E4M3 ? __NV_E4M3 : __NV_E5M2)));
+    }
+    return llmc::with_dtype(dtype_of(type), [&](auto element) {
+        return llmc::to_float(reinterpret_cast<const decltype(element)*>(base)[i]);
+    });
 }
 
 void store(std::byte* base, cudaDataType_t type, std::int64_t i, float value) {
-    if (type == CUDA_R_32F) {
-        reinterpret_cast<float*>(base)[i] = value;
-    } else {
-        reinterpret_cast<llmc::bfloat16*>(base)[i] = llmc::to_bfloat16(value);
-    }
+    llmc::with_dtype(dtype_of(type), [&](auto element) {
+        using X = decltype(element);
+        reinterpret_cast<X*>(base)[i] = llmc::from_float<X>(value);
+    });
 }
 
 // ---- refusals ----
@@ -65,7 +77,13 @@ cublasStatus_t check_operands(const Product& p, std::size_t workspace_bytes) {
     }
     if (reinterpret_cast<std::uintptr_t>(p.workspace) % 16 != 0) return CUBLAS_STATUS_INVALID_VALUE;
     if (p.has(relu | relu_gradient)) return CUBLAS_STATUS_NOT_SUPPORTED;
-    const bool type_of_bias = p.bias_type == p.problem.d.type || p.bias_type == p.problem.a.type;
+    const bool in_8_bits = is_fp8(p.problem.a.type);
+    if (!in_8_bits && (p.scale_a || p.scale_b)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (in_8_bits && ((p.problem.epilogue != CUBLASLT_EPILOGUE_DEFAULT && p.problem.epilogue != add_bias) ||
+                      (p.has(add_bias) && p.problem.d.type == CUDA_R_32F)))
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    const bool type_of_bias = p.bias_type == (in_8_bits ? CUDA_R_16BF : p.problem.a.type) ||
+                              (!in_8_bits && p.bias_type == p.problem.d.type);
     if (p.has(uses_bias) && (!p.bias || !type_of_bias)) return CUBLAS_STATUS_INVALID_VALUE;
     const bool aux_fits = p.aux && p.aux_leading >= p.problem.m && p.aux_leading % 8 == 0;
     if (p.has(with_aux) && !aux_fits) return CUBLAS_STATUS_INVALID_VALUE;
@@ -95,6 +113,8 @@ std::vector<Operand> operands_of(const Product& p) {
         const auto n = static_cast<std::size_t>(p.has(sum_of_b) ? problem.n : problem.m);
         operands.push_back({"the bias", p.bias, n * size_of(p.bias_type), !p.has(add_bias)});
     }
+    if (p.scale_a) operands.push_back({"the scale of A", p.scale_a, sizeof(float), false});
+    if (p.scale_b) operands.push_back({"the scale of B", p.scale_b, sizeof(float), false});
     if (p.has(with_aux)) {
         const Layout aux{p.aux_type, problem.m, problem.n, p.aux_leading};
         operands.push_back({"the auxiliary matrix", p.aux, aux.bytes(), p.has(gelu)});
@@ -137,7 +157,8 @@ std::vector<Access> accesses_of(const Product& p) {
     if (p.beta != 0 && p.c != p.d) add(p.c, p.problem.c, false);
     add(p.d, p.problem.d, true);
     for (const Operand& operand : operands_of(p)) {
-        if (operand.data == p.workspace || operand.data == p.bias || operand.data == p.aux) {
+        if (operand.data == p.workspace || operand.data == p.bias || operand.data == p.aux ||
+            operand.data == p.scale_a || operand.data == p.scale_b) {
             accesses.push_back({operand.data, operand.bytes, operand.written});
         }
     }
@@ -151,38 +172,47 @@ llmc::cpu::Products& products() {
     return instance;
 }
 
-// A copy with TF32's significand of 10 bits.
-std::vector<float> in_tf32(const std::byte* data, const Layout& layout) {
-    const std::span values(reinterpret_cast<const float*>(data), layout.bytes() / sizeof(float));
-    std::vector<float> rounded(values.begin(), values.end());
-    for (float& x : rounded) {
-        if (std::isfinite(x))
-            x = std::bit_cast<float>((std::bit_cast<std::uint32_t>(x) + 0x1000u) & ~0x1fffu);
+// A factor as the CPU device's products take it: fp32 with TF32's significand of 10 bits, if asked for; widened, if
+// the processor does not multiply its type; else read in place.
+class Factor {
+  public:
+    Factor(const std::byte* data, const Layout& layout, bool transpose, bool is_tf32)
+        : matrix_(nullptr, layout.rows, layout.columns) {
+        const DType dtype = dtype_of(layout.type);
+        const bool is_copy = is_tf32 || dtype == DType::fp16 /* or 8 bits */ ||
+                             (dtype == DType::bf16 && !llmc::cpu::processor_has_bf16());
+        if (is_copy) {
+            copy_.resize(layout.bytes() / size_of(layout.type));
+            for (std::size_t i = 0; i < copy_.size(); ++i)
+                copy_[i] = load(data, layout.type, static_cast<std::int64_t>(i));
+        }
+        for (float& x : copy_) {
+            if (is_tf32 && std::isfinite(x))
+                x = std::bit_cast<float>((std::bit_cast<std::uint32_t>(x) + 0x1000u) & ~0x1fffu);
+        }
+        matrix_.data = is_copy ? reinterpret_cast<std::byte*>(copy_.data()) : const_cast<std::byte*>(data);
+        matrix_.dtype = is_copy ? DType::fp32 : dtype;
+        matrix_.row_stride = 1;
+        matrix_.column_stride = layout.leading;
+        if (transpose) matrix_ = matrix_.transposed();
     }
-    return rounded;
-}
+    Factor(const Factor&) = delete;
+    Factor& operator=(const Factor&) = delete;
 
-Matrix matrix(const void* data, const Layout& layout, bool transpose) {
-    Matrix m(nullptr, layout.rows, layout.columns);
-    m.data = const_cast<std::byte*>(static_cast<const std::byte*>(data));
-    m.dtype = layout.type == CUDA_R_32F ? llmc::DType::fp32 : llmc::DType::bf16;
-    m.row_stride = 1;
-    m.column_stride = layout.leading;
-    return transpose ? m.transposed() : m;
-}
+    const Matrix& matrix() const { return matrix_; }
+
+  private:
+    std::vector<float> copy_;
+    Matrix matrix_;
+};
 
 // op(A) op(B), in column-major order.
 std::vector<float> product_of(const Product& p) {
     const Problem& problem = p.problem;
-    std::optional<std::vector<float>> rounded_a, rounded_b;
-    if (problem.description.compute == CUBLAS_COMPUTE_32F_FAST_TF32) {
-        rounded_a = in_tf32(p.a, problem.a);
-        rounded_b = in_tf32(p.b, problem.b);
-    }
-    const Matrix a =
-        matrix(rounded_a ? static_cast<const void*>(rounded_a->data()) : p.a, problem.a, problem.transpose_a);
-    const Matrix b =
-        matrix(rounded_b ? static_cast<const void*>(rounded_b->data()) : p.b, problem.b, problem.transpose_b);
+    const bool is_tf32 = problem.description.compute == CUBLAS_COMPUTE_32F_FAST_TF32;
+    const Factor first(p.a, problem.a, problem.transpose_a, is_tf32),
+        second(p.b, problem.b, problem.transpose_b, is_tf32);
+    const Matrix &a = first.matrix(), &b = second.matrix();
     // The points where k is cut. The in-place algorithm cuts at another point in each run.
     const std::int64_t parts = p.algorithm.splits;
     std::vector<std::int64_t> cuts{0};
@@ -196,10 +226,10 @@ std::vector<float> product_of(const Product& p) {
     // reference. The last part comes first, so that another cut gives another order of the additions.
     const Matrix result(sum.data(), problem.n, problem.m);
     for (std::size_t part = cuts.size() - 1; part-- > 0;) {
-        const std::int64_t first = cuts[part], count = cuts[part + 1] - cuts[part];
+        const std::int64_t begin = cuts[part], count = cuts[part + 1] - cuts[part];
         products().multiply(
-            result, b.part(first, count, 0, problem.n).transposed(),
-            a.part(0, problem.m, first, count).transposed(),
+            result, b.part(begin, count, 0, problem.n).transposed(),
+            a.part(0, problem.m, begin, count).transposed(),
             part + 2 == cuts.size() ? llmc::cpu::Into::overwrite : llmc::cpu::Into::accumulate);
     }
     return sum;
@@ -218,10 +248,13 @@ float gelu_gradient_of(float x) {
 void compute(const Product& p) {
     const Problem& problem = p.problem;
     const std::vector<float> product = product_of(p);
+    float scale = p.alpha;
+    for (const std::byte* of_factor : {p.scale_a, p.scale_b})
+        if (of_factor) scale *= load(of_factor, CUDA_R_32F, 0);
     std::vector<float> row_sums(static_cast<std::size_t>(problem.m));
     for (std::int64_t j = 0; j < problem.n; ++j) {
         for (std::int64_t i = 0; i < problem.m; ++i) {
-            float x = p.alpha * product[static_cast<std::size_t>(j * problem.m + i)];
+            float x = scale * product[static_cast<std::size_t>(j * problem.m + i)];
             if (p.beta != 0) x += p.beta * load(p.c, problem.c.type, j * problem.c.leading + i);
             if (p.has(add_bias)) x += load(p.bias, p.bias_type, i);
             const std::int64_t in_aux = j * p.aux_leading + i;
@@ -308,6 +341,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
         };
         p.bias = attributes.as<std::byte*>(CUBLASLT_MATMUL_DESC_BIAS_POINTER);
         p.bias_type = type(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE);
+        p.scale_a = attributes.as<std::byte*>(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER);
+        p.scale_b = attributes.as<std::byte*>(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER);
         p.aux = attributes.as<std::byte*>(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER);
         p.aux_type = type(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE);
         p.aux_leading = attributes.as<std::int64_t>(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD);

@@ -352,6 +352,41 @@ TEST(CublasLt, refuses_what_the_library_refuses) {
                 }).good());
 }
 
+// Bytes are e4m3 or e5m2, times a scale in the device's memory. 0x38 and 0x3c are their ones, 0x40 their twos.
+TEST(CublasLt, factors_in_8_bits) {
+    const auto status_of = [](const char* chip, cudaDataType_t of_a, cudaDataType_t of_b, bool transpose_a,
+                              int k, float expected) {
+        return run_process({{"SIMT_CHIP", chip}},
+                           [=] {
+                               DeviceArray<char> a(64 * 64), b(64 * 64);
+                               a.upload(std::vector<char>(a.bytes, of_a == CUDA_R_8F_E4M3 ? 0x38 : 0x3c));
+                               b.upload(std::vector<char>(b.bytes, 0x40));
+                               const DeviceArray<float> d(64 * 64);
+                               DeviceArray<float> scale(1);
+                               scale.upload({0.25F});
+                               Product product(of_a, CUDA_R_32F, 16, 32, k, transpose_a, false);
+                               const auto type_of_b = static_cast<std::uint32_t>(of_b);
+                               must(cublasLtMatrixLayoutSetAttribute(product.b, CUBLASLT_MATRIX_LAYOUT_TYPE,
+                                                                     &type_of_b, 4));
+                               product.set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER,
+                                           static_cast<const void*>(scale.data));
+                               if (product.run(1, a.data, b.data, 0, d.data, d.data) != CUBLAS_STATUS_SUCCESS)
+                                   return false;
+                               runtime_test::must(cudaDeviceSynchronize());
+                               return d.download()[16 * 32 - 1] == expected;
+                           })
+            .status;
+    };
+    constexpr auto e4m3 = CUDA_R_8F_E4M3, e5m2 = CUDA_R_8F_E5M2;
+    EXPECT_EQ(status_of("90", e4m3, e4m3, true, 48, 0.25F * 2 * 48), 0);
+    EXPECT_EQ(status_of("90", e5m2, e4m3, true, 48, 0.25F * 2 * 48), 0);
+    EXPECT_EQ(status_of("90", e4m3, e5m2, true, 48, 0.25F * 2 * 48), 0);
+    EXPECT_EQ(status_of("90", e5m2, e5m2, true, 48, 0), wrong);
+    EXPECT_EQ(status_of("86", e4m3, e4m3, true, 48, 0), wrong);
+    EXPECT_EQ(status_of("90", e4m3, e4m3, false, 48, 0), wrong);
+    EXPECT_EQ(status_of("90", e4m3, e4m3, true, 40, 0), wrong);
+}
+
 TEST(CublasLt, reports_what_a_gpu_would_not) {
     const auto run = [](auto body) {
         return run_process({},

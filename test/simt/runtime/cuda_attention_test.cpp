@@ -19,7 +19,7 @@ using probe::HostTensors;
 constexpr std::int64_t B = 2, T = 37, H = 4, K = 2, D = 24;
 constexpr double beside = 77;
 
-// Numbers that both compute dtypes can represent.
+// Numbers that all compute dtypes can represent.
 HostTensor normal(const std::string& name, const Shape& shape) {
     HostTensor tensor{shape, {}};
     const RandomStream random(1, name);
@@ -93,11 +93,9 @@ bool near(const HostTensors& results, const HostTensors& expected, double relati
 }
 
 // A result is a sum of up to T H/K products with weights, of which each has an error of up to (2 D + 10) u:
-// about 160 roundings. The terms' magnitudes add up to less than 10 times the greatest sum. In bf16 each weight
+// about 160 roundings. The terms' magnitudes add up to less than 10 times the greatest sum. In 16 bits each weight
 // may be rounded on one device, and results are rounded on both.
-double tolerance(DType dtype) {
-    return 10 * 160 * 0x1p-24 + (dtype == DType::bf16 ? 10 * 0x1p-9 + 2 * 0x1p-9 : 0.0);
-}
+double tolerance(DType dtype) { return 10 * 160 * 0x1p-24 + (10 + 2) * probe::rounding_to(dtype); }
 
 // Both ways to lay out the heads give the same bits, near those of the CPU device.
 bool check_operation(const char* op, DType X, const HostTensors& inputs) {
@@ -133,7 +131,7 @@ bool check_all(DType X, double window) {
 
 TEST(CudaAttention, SharedKeysWindowsAndPlaces) {
     const Outcome outcome = run_process({{"SIMT_SEED", "1"}}, [] {
-        for (const DType X : {DType::fp32, DType::bf16}) {
+        for (const DType X : {DType::fp32, DType::bf16, DType::fp16}) {
             for (const double window : {0.0, 15.0, 100.0}) {
                 if (!check_all(X, window)) return complain(fmt::format("window {}", window));
             }

@@ -49,12 +49,12 @@ bool are_near(const HostTensors& results, const HostTensors& expected, double re
 
 // Each device has at most 64 roundings in sums of up to 48 terms, whose magnitudes may add up to 8 times the
 // greatest result; then it rounds to X.
-double tolerance(DType dtype) { return 2 * (8 * 64 * 0x1p-24 + (dtype == DType::bf16 ? 0x1p-8 : 0.0)); }
+double tolerance(DType dtype) { return 2 * (8 * 64 * 0x1p-24 + probe::rounding_to(dtype)); }
 
 bool is_like_the_cpu(const char* op, const HostTensors& inputs) {
     const auto device = make_cuda_device({});
     const auto cpu = make_cpu_device(1);
-    for (const DType X : {DType::fp32, DType::bf16}) {
+    for (const DType X : {DType::fp32, DType::bf16, DType::fp16}) {
         if (are_near(probe::run_op(*device, op, X, inputs), probe::run_op(*cpu, op, X, inputs), tolerance(X)))
             continue;
         std::fprintf(stderr, "%s differs\n", op);

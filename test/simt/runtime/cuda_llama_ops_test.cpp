@@ -43,14 +43,14 @@ bool complain(const std::string& what) {
 }
 
 // Sums of up to 40 terms and exponentials in fp32, and one rounding to X on each device.
-double tolerance(DType dtype) { return 200 * 0x1p-24 + (dtype == DType::bf16 ? 2 * 0x1p-8 : 0.0); }
+double tolerance(DType dtype) { return 200 * 0x1p-24 + 2 * probe::rounding_to(dtype); }
 
 // The operation gives the same results on both devices: each number is within the tolerance, times the
 // greatest number in the tensor.
 bool are_alike(const char* op, const HostTensors& inputs) {
     const auto device = make_cuda_device({});
     const auto cpu = make_cpu_device(1);
-    for (const DType X : {DType::fp32, DType::bf16}) {
+    for (const DType X : {DType::fp32, DType::bf16, DType::fp16}) {
         const HostTensors results = probe::run_op(*device, op, X, inputs);
         const HostTensors expected = probe::run_op(*cpu, op, X, inputs);
         if (results.size() != expected.size()) return complain(std::string(op) + " gave other results");

@@ -17,7 +17,7 @@ using namespace llmc;
 using probe::HostTensor;
 using probe::HostTensors;
 
-// Numbers that both compute dtypes can represent.
+// Numbers that all compute dtypes can represent.
 HostTensor normal(const std::string& name, const Shape& shape, double mean = 0.0) {
     HostTensor tensor{shape, {}};
     const RandomStream random(1, name);
@@ -76,9 +76,9 @@ bool are_near(const HostTensors& results, const HostTensors& expected, double re
 }
 
 // Sums of up to 40 terms and exponentials in fp32, and one rounding to X on each device.
-double tolerance(DType dtype) { return 200 * 0x1p-24 + (dtype == DType::bf16 ? 2 * 0x1p-8 : 0.0); }
+double tolerance(DType dtype) { return 200 * 0x1p-24 + 2 * probe::rounding_to(dtype); }
 
-constexpr std::array compute_dtypes = {DType::fp32, DType::bf16};
+constexpr std::array compute_dtypes = {DType::fp32, DType::bf16, DType::fp16};
 
 TEST(CudaOps, MatmulForwardWithAndWithoutBias) {
     const Outcome outcome = run_process({{"SIMT_SEED", "1"}}, [] {
@@ -196,7 +196,7 @@ TEST(CudaOps, LayernormForwardWithoutBetaIsThatOfZeros) {
 TEST(CudaOps, CopyEveryDtype) {
     const Outcome outcome = run_process({{"SIMT_SEED", "1"}}, [] {
         const auto device = make_cuda_device({});
-        for (const DType dtype : {DType::fp32, DType::bf16, DType::fp64, DType::int32}) {
+        for (const DType dtype : {DType::fp32, DType::bf16, DType::fp16, DType::fp64, DType::int32}) {
             const HostTensor in = integers("in", {3, 37}, 200);
             if (!are_among(probe::run_op(*device, "copy", dtype, {{"in", in}}), {{"out", in}})) return false;
         }

@@ -48,7 +48,7 @@ TEST(CudaStreams, communication_and_copies_go_before_kernels) {
                         must(cudaStreamGetPriority(streams.stream(kind), &priority));
                         return priority;
                     };
-                    return std::ranges::all_of(llmc::all_streams, [&](llmc::StreamKind kind) {
+                    return std::ranges::all_of(llmc::device_streams, [&](llmc::StreamKind kind) {
                         return kind == llmc::StreamKind::compute ||
                                priority_of(kind) < priority_of(llmc::StreamKind::compute);
                     });

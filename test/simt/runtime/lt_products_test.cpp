@@ -94,8 +94,11 @@ TEST(LtProducts, OperandsLieAtAnyRow) {
 
 // Multiplies every distinct kind of product; returns how many.
 int multiply_every_kind(const Products& on, LtProducts& products) {
-    constexpr std::array<std::array<DType, 2>, 3> dtypes = {
-        {{DType::fp32, DType::fp32}, {DType::bf16, DType::bf16}, {DType::bf16, DType::fp32}}};
+    constexpr std::array<std::array<DType, 2>, 5> dtypes = {{{DType::fp32, DType::fp32},
+                                                             {DType::bf16, DType::bf16},
+                                                             {DType::bf16, DType::fp32},
+                                                             {DType::fp16, DType::fp16},
+                                                             {DType::fp16, DType::fp32}}};
     constexpr std::array<std::array<std::int64_t, 3>, 6> sizes = {
         {{8, 16, 24}, {8, 24, 16}, {16, 8, 24}, {16, 24, 8}, {24, 8, 16}, {24, 16, 8}}};
     int count = 0;

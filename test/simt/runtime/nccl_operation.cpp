@@ -30,6 +30,8 @@ std::string type_name(ncclDataType_t type) {
             return "float64";
         case ncclBfloat16:
             return "bfloat16";
+        case ncclFloat16:
+            return "float16";
         default:
             return "elements of type " + std::to_string(type);
     }
@@ -57,8 +59,11 @@ std::string name_of(const Header& header) {
 }
 
 template <class T>
+constexpr bool is_half = std::is_same_v<T, llmc::bfloat16> || std::is_same_v<T, llmc::float16>;
+
+template <class T>
 auto widen(T x) {
-    if constexpr (std::is_same_v<T, llmc::bfloat16>) {
+    if constexpr (is_half<T>) {
         return llmc::to_float(x);
     } else {
         return x;
@@ -67,8 +72,8 @@ auto widen(T x) {
 
 template <class T, class Wide>
 T narrow(Wide x) {
-    if constexpr (std::is_same_v<T, llmc::bfloat16>) {
-        return llmc::to_bfloat16(x);
+    if constexpr (is_half<T>) {
+        return llmc::from_float<T>(x);
     } else {
         return static_cast<T>(x);
     }
@@ -118,6 +123,8 @@ void reduce(const Call& call, std::byte* out, const std::vector<const std::byte*
             return reduce_part<double>(call.op, out, pieces, owner, count);
         case ncclBfloat16:
             return reduce_part<llmc::bfloat16>(call.op, out, pieces, owner, count);
+        case ncclFloat16:
+            return reduce_part<llmc::float16>(call.op, out, pieces, owner, count);
         case ncclInt32:
             return reduce_part<std::int32_t>(call.op, out, pieces, owner, count);
         case ncclInt64:
@@ -135,6 +142,7 @@ std::size_t bytes_of(ncclDataType_t type) {
         case ncclUint8:
             return 1;
         case ncclBfloat16:
+        case ncclFloat16:
             return 2;
         case ncclInt32:
         case ncclUint32:
@@ -150,8 +158,8 @@ std::size_t bytes_of(ncclDataType_t type) {
 }
 
 bool adds(ncclDataType_t type) {
-    return type == ncclFloat32 || type == ncclFloat64 || type == ncclBfloat16 || type == ncclInt32 ||
-           type == ncclInt64;
+    return type == ncclFloat32 || type == ncclFloat64 || type == ncclBfloat16 || type == ncclFloat16 ||
+           type == ncclInt32 || type == ncclInt64;
 }
 
 std::string name_of(const Call& call) {

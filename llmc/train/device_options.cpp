@@ -1,0 +1,68 @@
+// What the device decides of the options, and the formats of numbers that it has.
+#include <fmt/format.h>
+
+#include <string_view>
+
+#include "llmc/core/error.h"
+#include "llmc/train/options.h"
+
+namespace llmc {
+
+Options for_device(Options o, DeviceKind device) {
+    const bool cuda = device == DeviceKind::cuda;
+    o.device = cuda ? "cuda" : "cpu";
+    if (o.dtype.empty()) o.dtype = cuda ? "bf16" : "fp32";
+    // A setting, or the level of --precision that set it, for messages
+    const auto named = [&](const char* name, std::string_view value) {
+        return o.of_precision.contains(name) ? fmt::format("--precision {}", o.precision)
+                                             : fmt::format("--{} {}", name, value);
+    };
+    if (o.dtype != "bf16" && o.gradient_dtype == "bf16") {
+        user_error("--gradient-dtype bf16 needs --dtype bf16, but --dtype is {}; try --dtype bf16", o.dtype);
+    }
+    if (o.dtype != "bf16" && o.master_dtype == "none")
+        user_error("{} needs --dtype bf16, but --dtype is {}; try --dtype bf16",
+                   named("master-dtype", "none"), o.dtype);
+    if (o.master_dtype == "none" && !o.stochastic_rounding && o.is_given("stochastic-rounding") &&
+        !o.inherited.contains("stochastic-rounding"))
+        user_error("--master-dtype none rounds weights stochastically; leave out --stochastic-rounding");
+    if (o.generate) o.fp8 = "none";  // it is for training
+    if (o.dtype != "bf16" && o.fp8 != "none")
+        user_error("{} needs --dtype bf16, but --dtype is {}; try --dtype bf16", named("fp8", o.fp8),
+                   o.dtype);
+    if (cuda && o.fp8 == "current")
+        user_error("--fp8 current computes on the CPU only; give --fp8 delayed, or --device cpu");
+    if (o.dtype != "bf16" && o.stochastic_rounding) {
+        user_error("--stochastic-rounding rounds weights to bf16, but --dtype is {}; try --dtype bf16",
+                   o.dtype);
+    }
+    // A run that keeps state on a disk may go on with GPUs.
+    if (cuda && o.inherited.contains("offload-optimizer")) o.offload_optimizer = Options().offload_optimizer;
+    if (o.offload_optimizer == "nvme" && o.nvme_dir.empty())
+        user_error("--offload-optimizer nvme needs the disk's directory; add --nvme-dir DIR");
+    if (cuda && o.offload_optimizer != "none")
+        user_error("--offload-optimizer {} is for the CPU device as yet; leave it out, or give --device cpu",
+                   o.offload_optimizer);
+    if (o.offload_optimizer == "nvme" && o.moments_dtype == "8bit")
+        user_error("--offload-optimizer nvme keeps moments in fp32 or bf16; give --moments-dtype bf16");
+    if (!cuda) {  // a run on GPUs may go on here
+        if (o.inherited.contains("attention")) o.attention = Options().attention;
+        if (o.inherited.contains("tf32")) o.tf32 = Options().tf32;
+    }
+    const auto require_gpu = [&](bool given, std::string_view option) {
+        if (given && !cuda)
+            user_error("{} needs a GPU, but this run computes on the CPU; leave it out, or try --device cuda",
+                       option);
+    };
+    require_gpu(o.attention == "cudnn", "--attention cudnn");
+    require_gpu(o.tf32, o.of_precision.contains("tf32") ? "--precision tf32" : "--tf32");
+    require_gpu(o.cuda_sync, "--cuda-sync");
+    require_gpu(o.share_gpu, "--share-gpu");
+    if (o.attention == "cudnn" && o.dtype != "bf16")
+        user_error("--attention cudnn needs --dtype bf16, but --dtype is {}; try --attention flash", o.dtype);
+    if (o.tf32 && o.dtype != "fp32")
+        user_error("--tf32 needs --dtype fp32, but --dtype is {}; leave it out", o.dtype);
+    return o;
+}
+
+}  // namespace llmc

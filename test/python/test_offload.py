@@ -1,0 +1,89 @@
+"""--offload-optimizer nvme: the optimizer's state on a disk, from which every step reads it. The same run, bit for bit."""
+
+import os
+
+import pytest
+
+import program
+
+# Blocks of 4.9 million elements, whose state has five pieces.
+MODEL = ["--layers=2", "--heads=4", "--channels=640", "--seq-len=16", "--global-batch-tokens=64", "--micro-batch-size=1", "--vocab-size=512",
+         "--sample-tokens=0", "--device=cpu", "--lr=1e-3"]
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+BF16 = ["--dtype=bf16"]
+
+
+def offloaded(folder):
+    return ["--offload-optimizer=nvme", f"--nvme-dir={folder}/disk"]
+
+
+def train(folder, *options, ranks=1, **more):
+    return program.train(folder, *MODEL, *options, ranks=ranks, env=ONE_THREAD, **more)
+
+
+def checkpoints(run):
+    """{name: bytes} of all files of weights and state."""
+    return {str(path.relative_to(run.out_dir)): program.digest(path) for path in sorted(run.out_dir.glob("checkpoint-*/*.safetensors"))}
+
+
+def same(run, other):
+    for column in ("loss", "grad_norm", "lr"):
+        assert run.column(column) == other.column(column)
+    assert [line.get("val_loss") for line in run.lines] == [line.get("val_loss") for line in other.lines]
+    assert checkpoints(run) == checkpoints(other) and checkpoints(run)
+
+
+@pytest.mark.parametrize("ranks, options", [
+    (1, ["--dtype=fp32", "--grad-clip=0.5"]),
+    (1, [*BF16, "--stochastic-rounding", "--model=llama-tiny"]),
+    (1, [*BF16, "--master-dtype=none", "--moments-dtype=bf16", "--overlap-grad-reduce=false"]),
+    (2, [*BF16, "--zero-stage=1", "--gradient-dtype=bf16", "--check-replicas-every=1"]),
+    (2, ["--dtype=fp32", "--zero-stage=0", "--check-replicas-every=1", "--layers=1"]),
+    (2, [*BF16, "--zero-stage=3"]),
+    (2, [*BF16, "--pipeline-parallel=2", "--pipeline-schedule=zb-h1"]),
+    (2, [*BF16, "--tensor-parallel=2", "--sequence-parallel"]),
+], ids=lambda value: " ".join(value) if isinstance(value, list) else str(value))
+def test_trains_the_same_run(ranks, options, tmp_path):
+    options = [*options, "--steps=5", "--val-every=2", "--val-batches=1", "--checkpoint-every=3"]
+    memory = train(tmp_path / "memory", *options, ranks=ranks)
+    disk = train(tmp_path / "disk", *options, *offloaded(tmp_path), ranks=ranks)
+    same(disk, memory)
+
+
+def test_a_resume_may_move_the_state(tmp_path):
+    options = [*BF16, "--stochastic-rounding", "--lr-schedule=constant"]
+    whole = train(tmp_path / "whole", *options, "--steps=6")
+    train(tmp_path / "parts", *options, "--steps=2", *offloaded(tmp_path / "scratch"))
+    program.run(f"--out-dir={tmp_path}/parts", "--resume", "--steps=4", "--offload-optimizer=none", "--sample-tokens=0", env=ONE_THREAD)
+    program.run(f"--out-dir={tmp_path}/parts", "--resume", "--steps=6", *offloaded(tmp_path / "scratch"),
+                "--sample-tokens=0", env=ONE_THREAD)
+    parts = program.Run(tmp_path / "parts")
+    assert parts.column("loss") == whole.column("loss")
+    assert checkpoints(parts)["checkpoint-00000006/model.safetensors"] == checkpoints(whole)["checkpoint-00000006/model.safetensors"]
+    assert os.listdir(tmp_path / "scratch/disk") == []
+
+
+def test_the_plan_has_less_memory(tmp_path):
+    """Three buffers of a piece in place of all master weights and moments; a piece has 2^20 elements of 12 bytes."""
+    header = " ".join(program.run(*MODEL, *BF16, "--steps=1", f"--out-dir={tmp_path}", *offloaded(tmp_path)).stdout.split())
+    assert "moments 36.0 MiB" in header and "master" not in header.split("offload")[0]
+    assert f"per process in {tmp_path}/disk, of which a step reads and writes all" in header
+
+
+@pytest.mark.parametrize("options, line", [
+    (["--offload-optimizer=nvme"], "--offload-optimizer nvme needs the disk's directory; add --nvme-dir DIR"),
+    (["--nvme-dir=x"], "--nvme-dir needs --offload-optimizer nvme"),
+    (["--offload-optimizer=nvme", "--nvme-dir=/dev/null/x"], "--nvme-dir /dev/null/x: cannot make the directory: Not a directory"),
+    (["--offload-optimizer=nvme", "--nvme-dir=/proc/self"], "--nvme-dir /proc/self: cannot make a file"),
+    (["--offload-optimizer=nvme", "--nvme-dir=x", "--moments-dtype=8bit"], "keeps moments in fp32 or bf16; give --moments-dtype bf16"),
+    (["plan", "--gpus=8", "--offload-optimizer=cpu"], "--offload-optimizer cpu is for the CPU device as yet"),
+])
+def test_options_without_a_meaning(options, line, tmp_path):
+    more = [] if options[0] == "plan" else ["--model=tiny", "--device=cpu", f"--out-dir={tmp_path}/run"]
+    result = program.run(*options, *more, check=False)
+    assert result.returncode == 1 and line in result.stderr and result.stderr.count("\n") == 1, result.stderr
+
+
+def test_a_machine_without_gpus_has_one_memory(tmp_path):
+    text = program.run("--model=tiny", "--steps=1", "--sample-tokens=0", "--device=cpu", f"--out-dir={tmp_path}", "--offload-optimizer=cpu").stdout
+    assert "none: the CPU device's memory is that of the host" in " ".join(text.split())
