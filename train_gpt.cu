@@ -12,22 +12,23 @@
 //
 //     #  after  stream         action            on         micro  reads -> writes
 //     0         compute        load                             0  -> tokens
-//     1         compute        forward           embedding      0  tokens, parameters wte, parameters wpe -> input
-//     2         compute        forward           block 0        0  input, parameters h.0 -> saved 0, residual 1
-//     3         compute        zero              wte               -> gradients wte
-//     4         compute        zero              ln_f              -> gradients ln_f
-//     5         compute        backward          head           0  tokens, residual 1, parameters ln_f, parameter ...
-//     6         compute        zero              h.0               -> gradients h.0
-//     7         compute        backward          block 0        0  saved 0, input, dresidual, parameters h.0 -> d ...
-//     8         compute        zero              wpe               -> gradients wpe
-//     9         compute        backward          embedding      0  tokens, dresidual -> gradients wte, gradients wpe
-//    10         compute        square                              gradients wte, gradients wpe, gradients h.0, g ...
-//    11         compute        norm                                squares -> norm
-//    12         compute        update            wte               gradients wte, norm, optimizer wte -> optimize ...
-//    13         compute        update            wpe               gradients wpe, norm, optimizer wpe -> optimize ...
-//    14         compute        update            h.0               gradients h.0, norm, optimizer h.0 -> optimize ...
-//    15         compute        update            ln_f              gradients ln_f, norm, optimizer ln_f -> optimi ...
+//     1         compute        update            wte               gradients wte, norm, optimizer wte -> optimize ...
+//     2         compute        update            wpe               gradients wpe, norm, optimizer wpe -> optimize ...
+//     3         compute        update            h.0               gradients h.0, norm, optimizer h.0 -> optimize ...
+//     4         compute        forward           embedding      0  tokens, parameters wte, parameters wpe -> input
+//     5         compute        update            ln_f              gradients ln_f, norm, optimizer ln_f -> optimi ...
+//     6         compute        forward           block 0        0  input, parameters h.0 -> saved 0, residual 1
+//     7         compute        zero              wte               -> gradients wte
+//     8         compute        zero              ln_f              -> gradients ln_f
+//     9         compute        backward          head           0  tokens, residual 1, parameters ln_f, parameter ...
+//    10         compute        zero              h.0               -> gradients h.0
+//    11         compute        backward          block 0        0  saved 0, input, dresidual, parameters h.0 -> d ...
+//    12         compute        zero              wpe               -> gradients wpe
+//    13         compute        backward          embedding      0  tokens, dresidual -> gradients wte, gradients wpe
+//    14         compute        square                              gradients wte, gradients wpe, gradients h.0, g ...
+//    15         compute        norm                                squares -> norm
 //
+// The updates are those of the step before: AdamW on a unit comes when its parameters are about to be needed.
 // The head has no forward action: its backward action includes the forward pass, because logits are not kept.
 // The action `zero` clears gradients, `square` and `norm` compute their norm, and `update` is AdamW. The
 // buffers `saved 0` and `residual 1` belong to the first block. More ranks add communication to the list.
@@ -129,7 +130,8 @@ void train(llmc::PreparedRun& run) {
     const std::optional<double> given_loss = evaluator.evaluate_given_weights();
     if (options.keep_best && evaluator.is_best(given_loss)) checkpointer.save_best(*given_loss);
     while (trainer.progress().step < options.steps && !session.is_stopping()) {
-        // Performs the list above: forward and backward of every micro-batch, the sum over ranks, the update.
+        // Performs the list above: the update of the step before, forward and backward of every micro-batch, the sum
+        // over ranks.
         llmc::StepMetrics step = trainer.train_step(batches);
         pipeline_recorder.see(step.step);
         session.console().step(step);

@@ -58,6 +58,7 @@ StepSpec single_micro_batch_spec(const RunPlan& plan, int stage) {
 void build_lists(RunPlan& plan) {
     const int stage = plan.spec.mesh.stage();
     plan.training = build_training_step(step_spec(plan, stage));
+    plan.update = build_update_step(step_spec(plan, stage));
     plan.evaluation = build_evaluation_step(evaluation_spec(plan, stage));
     plan.generation = build_generation_step(single_micro_batch_spec(plan, stage));
     plan.diagnosis = build_evaluation_step(single_micro_batch_spec(plan, stage));
@@ -79,8 +80,9 @@ class ListsOfStages {
     }
 
   private:
-    static constexpr std::array kinds = {&RunPlan::training, &RunPlan::evaluation, &RunPlan::generation,
-                                         &RunPlan::diagnosis, &RunPlan::parameter_gathers};
+    static constexpr std::array kinds = {&RunPlan::training,   &RunPlan::update,
+                                         &RunPlan::evaluation, &RunPlan::generation,
+                                         &RunPlan::diagnosis,  &RunPlan::parameter_gathers};
     std::array<std::vector<Step>, kinds.size()> lists_;
 };
 

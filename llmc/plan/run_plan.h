@@ -99,6 +99,8 @@ struct RunPlan {
     PipelineSpec pipeline;                    // for a training step
     // The lists of actions of this rank.
     Step training, evaluation, generation;
+    // The updates of a step that no other follows.
+    Step update;
     Step diagnosis;          // evaluates one micro-batch and keeps all that it computed
     Step parameter_gathers;  // runs after weights are set (build_step.h)
 

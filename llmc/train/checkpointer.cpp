@@ -52,6 +52,7 @@ void Checkpointer::export_weights() {
     if (file.empty()) return;
     try {
         if (run_.is_rank_zero()) make_directory(fs::absolute(file).parent_path());
+        run_.trainer->finish_update();
         const ParameterStore& store = run_.trainer->store();
         UnitTransfer& transfer = run_.trainer->transfer();
         if (!is_folder_name(run_.options.export_file)) {

@@ -140,8 +140,10 @@ void Sampler::sample() {
     const Options& options = run_.options;
     Session& session = run_.session;
     Trainer& trainer = *run_.trainer;
+    if (options.sample_tokens == 0) return;
+    trainer.finish_update();
     const bool together = trainer.generates_together(), is_rank_zero = session.is_rank_zero();
-    if (options.sample_tokens == 0 || (!is_rank_zero && !together)) return;
+    if (!is_rank_zero && !together) return;
     const auto watch = [&](double share) {
         session.console().doing("sampling", share);
         return together ? !session.ask_to_stop() : !session.signals().here();

@@ -125,23 +125,33 @@ void Trainer::choose_algorithms(std::string_view earlier, std::int64_t prompt_to
     }
 }
 
-AdamWStep Trainer::adamw_step() const {
+Update Trainer::next_update() const {
     const std::int64_t step = progress_.applied() + 1;
-    return {.step = step,
-            .learning_rate = learning_rate(schedule_, step),
-            .beta1 = options_.beta1,
-            .beta2 = options_.beta2,
-            .eps = options_.eps,
-            .max_grad_norm = options_.grad_clip,
-            .loss_scale = scaler_.scale()};
+    Update update{.adamw = {.step = step,
+                            .learning_rate = learning_rate(schedule_, step),
+                            .beta1 = options_.beta1,
+                            .beta2 = options_.beta2,
+                            .eps = options_.eps,
+                            .max_grad_norm = options_.grad_clip,
+                            .loss_scale = scaler_.scale()},
+                  .rounding_seed = rounding_seed()};
+    if (store_.dtype_of_moments() == DType::bf16) update.moments_seed = options_.seed;
+    return update;
 }
 
 std::optional<std::uint64_t> Trainer::rounding_seed() const {
     return options_.rounds_stochastically() ? std::optional(options_.seed) : std::nullopt;
 }
 
-std::optional<std::uint64_t> Trainer::moments_seed() const {
-    return store_.dtype_of_moments() == DType::bf16 ? std::optional(options_.seed) : std::nullopt;
+void Trainer::finish_update() {
+    if (!waiting_) return;
+    executor_.run(plan_.update, {.update = waiting_});
+    leave_waiting({});
+}
+
+void Trainer::leave_waiting(const std::optional<Update>& update) {
+    waiting_ = update;
+    store_.set_update_waits(update.has_value());
 }
 
 StepMetrics Trainer::train_step(TrainingBatches& batches) {
@@ -150,22 +160,18 @@ StepMetrics Trainer::train_step(TrainingBatches& batches) {
         batches.read(progress_.samples, micro_batch, inputs, targets);
     };
 
-    // Compares before the all-gather of updated parameters, which would hide a difference.
-    std::function<void()> before_update;
-    if (is_due(options_.check_replicas_every, progress_.step + 1))
-        before_update = [this] { require_equal_replicas(); };
     const auto start = std::chrono::steady_clock::now();
-    const AdamWStep adamw = adamw_step();
+    const Update update = next_update();
     const auto global_tokens = static_cast<double>(plan_.spec.global_batch_tokens);
     executor_.run(plan_.training, {.load = std::ref(load),  // std::ref: allocates nothing
                                    .sequences = B,
                                    .step = progress_.step + 1,
                                    .loss_scale = static_cast<float>(scaler_.scale() / global_tokens),
-                                   .adamw = adamw,
-                                   .before_update = before_update,
-                                   .rounding_seed = rounding_seed(),
-                                   .moments_seed = moments_seed(),
+                                   .update = waiting_,
                                    .records_amax = fp8_.is_delayed()});
+    leave_waiting({});
+    // Before the next all-gather of updated parameters, which would hide a difference.
+    if (is_due(options_.check_replicas_every, progress_.step + 1)) require_equal_replicas();
     const StepResults results = executor_.results();
     const double loss = results.loss_sum / global_tokens;
     const double norm = std::sqrt(results.norm_squared) / scaler_.scale();
@@ -180,6 +186,7 @@ StepMetrics Trainer::train_step(TrainingBatches& batches) {
             first_non_finite(plan_, arenas_, device_, store_, world_, passes), advice_if_not_finite());
     }
 
+    if (!is_skipped) leave_waiting(update);
     const double scale = scaler_.scale();
     is_skipped ? scaler_.see_overflow(progress_.step + 1) : scaler_.see_good_step();
     progress_.step += 1;
@@ -194,7 +201,7 @@ StepMetrics Trainer::train_step(TrainingBatches& batches) {
     return {.step = progress_.step,
             .loss = loss,
             .grad_norm = is_skipped ? std::nullopt : std::optional(norm),
-            .learning_rate = adamw.learning_rate,
+            .learning_rate = update.adamw.learning_rate,
             .tokens = tokens(),
             .tokens_per_second = global_tokens / elapsed.count(),
             .step_ms = 1e3 * elapsed.count(),
@@ -234,6 +241,7 @@ std::string Trainer::advice_if_not_finite() const {
 }
 
 void Trainer::require_finite() {
+    finish_update();
     if (const auto tensor = non_finite_state(device_, store_, world_)) {
         user_error("step {}: the update made {} not finite, so nothing is saved; {}", progress_.step, *tensor,
                    advice_if_not_finite());
@@ -245,6 +253,7 @@ std::optional<double> Trainer::evaluate(std::string_view what, std::int64_t rows
                                         const Watch& watch) {
     const std::int64_t T = plan_.spec.model.sequence_length, B = plan_.micro_batch;
     const std::int64_t ranks = plan_.spec.mesh.data_ranks(), at_once = plan_.evaluation_sequences() * ranks;
+    finish_update();
     double loss = 0;
     std::vector<float> losses;
     for (std::int64_t round = 0; round * at_once < rows; ++round) {

@@ -66,12 +66,17 @@ class Trainer {
     // The algorithms of all stages (Device::choices).
     const std::string& algorithms() const { return algorithms_; }
 
-    // Trains one step: loads this rank's micro-batches (RunPlan::share) and performs the list of actions. In fp16 and
+    // Trains one step: loads this rank's micro-batches (RunPlan::share) and performs the list of actions. The step's
+    // update waits for the next step, whose list begins with it, or for finish_update(). In fp16 and
     // with products in 8 bits, a step whose gradient overflowed is skipped: it counts, but changes nothing. Otherwise
     // UserError on all ranks if the loss or the gradient is not finite; it names the first tensor that is not.
     // UserError also if ranks that must have the same parameters or optimizer state differ, where
     // --check-replicas-every compares them.
     StepMetrics train_step(TrainingBatches& batches);
+
+    // Performs the update that waits, if any. It comes before all that reads the weights or the optimizer's state; the
+    // functions below call it that all ranks call together.
+    void finish_update();
 
     // Whether the times of actions are measured (step_streams.h), and the times of the last step's actions.
     void watch_actions(bool on) { executor_.watch_actions(on); }
@@ -98,7 +103,7 @@ class Trainer {
     // always give the same text. `take` receives each token as soon as it is known. The context holds T
     // tokens; a longer prompt is cut to its last T. When the context is full, generation continues from its
     // later half: a sliding window would have to be recomputed for each token, because positions are learned.
-    // If generates_together(), `watch` must return the same on all ranks.
+    // If generates_together(), `watch` must return the same on all ranks. finish_update() was called before.
     std::optional<std::vector<std::int32_t>> generate(
         std::span<const std::int32_t> prompt, std::int64_t count, const Watch& watch,
         const std::function<void(std::int32_t token)>& take = [](std::int32_t) {});
@@ -126,9 +131,10 @@ class Trainer {
                                    const std::function<void(std::int64_t row, std::span<const float>)>& see,
                                    const Watch& watch);
     void require_equal_replicas();
-    AdamWStep adamw_step() const;
-    // For stochastic rounding of weights and of moments, if the options ask for it.
-    std::optional<std::uint64_t> rounding_seed() const, moments_seed() const;
+    Update next_update() const;
+    void leave_waiting(const std::optional<Update>& update);
+    // For stochastic rounding of weights, if the options ask for it.
+    std::optional<std::uint64_t> rounding_seed() const;
     // Scales products in 8 bits without a history.
     void begin_fp8();
     std::optional<double> model_flops_utilization(double tokens_per_second) const;
@@ -146,6 +152,7 @@ class Trainer {
     LossScaler scaler_;
     Fp8Scaler fp8_;
     Progress progress_;
+    std::optional<Update> waiting_;  // the last step's update
     std::string algorithms_;
     std::int64_t step_before_run_ = 0;  // the last step before this run
     bool has_checkpoint_ = false;       // to resume from

@@ -54,12 +54,10 @@ class Model {
                 targets[i] = static_cast<std::int32_t>(3 * i % 37);
             }
         };
-        executor_.run(plan_.training, {.load = load,
-                                       .sequences = 1,
-                                       .loss_scale = loss_scale,
-                                       .adamw = {1, 1e-3, 0.9, 0.95, 1e-8, 1.0},
-                                       .rounding_seed = {}});
-        return executor_.results();
+        executor_.run(plan_.training, {.load = load, .sequences = 1, .loss_scale = loss_scale});
+        const StepResults results = executor_.results();
+        executor_.run(plan_.update, {.update = Update{.adamw = {1, 1e-3, 0.9, 0.95, 1e-8, 1.0}}});
+        return results;
     }
 
     std::string first_non_finite() {
@@ -198,6 +196,7 @@ class TrainingRun : public test::StoriesRun {
         return message;
     }
     std::optional<std::string> difference() {
+        trainer().finish_update();
         return differing_replica(device(), trainer().store(), world());
     }
     const ParameterStore& store() { return trainer().store(); }
@@ -218,6 +217,7 @@ TEST_P(WrongWeight, IsFoundBeforeTheNextUpdateHidesIt) {
         const auto spoiled = [&] {
             auto run = std::make_unique<TrainingRun>(GetParam());
             EXPECT_EQ(run->step_with_comparison(), "");
+            run->trainer().finish_update();
             const int shard = of_own_shard ? run->sharding().shard_of(last) : 0;
             const Tensor& parameters = run->store().buffers(wte_unit).parameters;
             if (world().rank() == last) spoil(parameters, run->store().shard(wte_unit, shard).begin + 5);
@@ -252,6 +252,7 @@ TEST(Replicas, OfTensorParallelRanksAreComparedWhereTheyAreAlike) {
     if (last % 2 == 0) GTEST_SKIP() << "needs an even number of ranks, for two tensor-parallel ones";
     TrainingRun run({"--tensor-parallel=2"});
     EXPECT_EQ(run.step_with_comparison(), "");
+    run.trainer().finish_update();
     for (const UnitLayout::Entry& entry : run.store().layout(block_unit(0)).entries()) {
         if (entry.spec.name == "ln_1.weight" && world().rank() == last)
             spoil(run.store().buffers(block_unit(0)).parameters, entry.offset + 2);

@@ -73,6 +73,7 @@ TEST_P(Overflow, AnywhereIsSkippedEverywhere) {
         const StepMetrics first = run.step();
         EXPECT_TRUE(first.grad_norm);
         const int products = ops.products;
+        run.trainer().finish_update();
         const std::vector<float> before = state(run.trainer().store());
         std::vector<double> found = {first.loss};
         // In the last layer of the first micro-batch, in between, and in the first layer of the last micro-batch.
@@ -94,6 +95,7 @@ TEST_P(Overflow, AnywhereIsSkippedEverywhere) {
         EXPECT_TRUE(last.grad_norm);
         EXPECT_EQ(last.skipped_steps, 3);
         EXPECT_EQ(last.loss_scale, scale(3));
+        run.trainer().finish_update();
         EXPECT_FALSE(state(run.trainer().store()) == before);
         if (rank == 0) losses = found;
         EXPECT_EQ(found, losses) << "wherever the overflow is";

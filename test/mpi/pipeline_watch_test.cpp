@@ -51,12 +51,13 @@ RunPlan plan_of(int micro_batches) {
     return plan;
 }
 
-// Times as if every action took `each`.
+// Times as if every action took `each`, except updates, which belong to the step before and take none.
 std::vector<ActionTime> times_of(const RunPlan& plan, double begin, double each) {
     std::vector<ActionTime> times;
-    for (std::size_t i = 0; i < plan.training.actions.size(); ++i) {
-        times.push_back({begin, begin + each});
-        begin += each;
+    for (const Action& action : plan.training.actions) {
+        const double end = begin + (action.kind == ActionKind::update ? 0 : each);
+        times.push_back({begin, end});
+        begin = end;
     }
     return times;
 }

@@ -96,17 +96,14 @@ class Model {
                 std::copy(sequence.begin() + 1, sequence.end(), targets.begin() + b * T);
             }
         };
-        Step step = plan_.training;
-        if (!update)
-            std::erase_if(step.actions,
-                          [](const Action& action) { return action.kind == ActionKind::update; });
         const auto tokens_in_all = static_cast<double>(plan_.spec.global_batch_tokens);
-        executor_.run(step, {.load = load,
-                             .sequences = B,
-                             .loss_scale = static_cast<float>(adamw.loss_scale / tokens_in_all),
-                             .adamw = adamw,
-                             .rounding_seed = rounding_seed});
-        return executor_.results().loss_sum / tokens_in_all;
+        executor_.run(plan_.training, {.load = load,
+                                       .sequences = B,
+                                       .loss_scale = static_cast<float>(adamw.loss_scale / tokens_in_all)});
+        const double loss = executor_.results().loss_sum / tokens_in_all;
+        if (update)
+            executor_.run(plan_.update, {.update = Update{.adamw = adamw, .rounding_seed = rounding_seed}});
+        return loss;
     }
 
     // The full forward pass of one sequence: the cross-entropy of a target at one position.

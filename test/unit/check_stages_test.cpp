@@ -189,7 +189,7 @@ TEST_P(PlantedFaults, TiedGradientsThatOneStageDoesNotSum) {
         lists = sound;
         drop(stage, find(stage, sum_tied));
         expect_says(found_in_stages(), "waits for ever");
-        expect_says(found_in(stage), "updates tied weights from one stage's gradients");
+        expect_says(found_in(stage), "takes tied gradients of one stage");
     }
 }
 

@@ -121,10 +121,9 @@ void expect_waits_for_what_is_needed(const StepSpec& of) {
         const int unit = block_unit(block);
         const std::size_t reduce = find(step, is(ActionKind::reduce_scatter, unit));
         const std::size_t gather = find(step, is(ActionKind::gather_gradients, unit));
-        const std::vector<int> made = {static_cast<int>(reduce) - 1}, whole = {static_cast<int>(gather)};
+        const std::vector<int> made = {static_cast<int>(reduce) - 1};
         EXPECT_EQ(step.actions[reduce].after, made);
         EXPECT_EQ(step.actions[gather].after, made);
-        EXPECT_EQ(step.actions[find(step, is(ActionKind::update, unit))].after, whole);
     }
     for (std::size_t i = 0; i < step.actions.size(); ++i) {
         const Action& action = step.actions[i];
@@ -339,18 +338,87 @@ TEST(CheckStep, FindsAMissingGather) {
     expect_fault([](auto& actions) { erase_first(actions, ActionKind::gather_gradients); }, "only a shard");
 }
 
-TEST(CheckStep, FindsAnUpdateBeforeTheNorm) {
-    expect_fault(
-        [](auto& actions) {
-            const auto norm = std::ranges::find_if(
-                actions, [](const Action& action) { return action.kind == ActionKind::norm; });
-            std::iter_swap(norm, norm + 1);
-        },
-        "before");
+TEST(CheckStep, FindsAnUpdateThatComesTooLate) {
+    const auto move_behind = [](std::vector<Action>& actions, const Action& update, std::size_t place) {
+        actions.insert(actions.begin() + static_cast<std::ptrdiff_t>(place) + 1, update);
+        actions.erase(std::ranges::find_if(actions, [&](const Action& action) {
+            return action.kind == ActionKind::update && action.unit == update.unit;
+        }));
+    };
+    const auto is_update_of = [](int unit) {
+        return [=](const Action& action) { return action.kind == ActionKind::update && action.unit == unit; };
+    };
+    // Whole parameters, and shards that a gather reads.
+    for (const int stage : {0, 1, 3}) {
+        expect_fault(
+            [&](auto& actions) {
+                const Action update = *std::ranges::find_if(actions, is_update_of(block_unit(1)));
+                const auto reader = std::ranges::find_if(actions, [&](const Action& action) {
+                    return stage == 3
+                               ? action.kind == ActionKind::gather_parameters && action.unit == block_unit(1)
+                               : action.kind == ActionKind::forward && action.part == block_part(1);
+                });
+                move_behind(actions, update, static_cast<std::size_t>(reader - actions.begin()));
+            },
+            "reads parameters before their update",
+            whole_spec(layers, {.stage = stage, .shards = 4}, micro_batches));
+    }
+}
+
+TEST(CheckStep, FindsUpdatedParametersThatAreNotGathered) {
+    expect_fault([](auto& actions) { erase_first(actions, ActionKind::gather_parameters); }, "not gathered",
+                 whole_spec(layers, {.stage = 1, .shards = 4}, micro_batches));
 }
 
 TEST(CheckStep, FindsAUnitWithoutUpdate) {
-    expect_fault([](auto& actions) { actions.pop_back(); }, "never updated");
+    expect_fault([](auto& actions) { erase_first(actions, ActionKind::update); }, "never updated");
+}
+
+TEST(CheckStep, FindsAStepWithoutNorm) {
+    expect_fault([](auto& actions) { erase_first(actions, ActionKind::norm); }, "never made");
+}
+
+// Each unit is updated before anything else uses it, and not much earlier: while one unit is needed, the next is
+// updated. The stages of a pipeline update first, while most would wait for their first input.
+TEST(Step, BeginsWithTheUpdatesOfTheStepBefore) {
+    for (const int zero : {0, 1, 2, 3}) {
+        const Step step =
+            build_training_step(whole_spec(layers, {.stage = zero, .shards = 4}, micro_batches));
+        check_step(step);
+        std::vector<int> order;
+        for (const Action& action : step.actions)
+            if (action.kind == ActionKind::update) order.push_back(action.unit);
+        EXPECT_EQ(order, (std::vector<int>{wte_unit, wpe_unit, block_unit(0), block_unit(1), block_unit(2),
+                                           ln_f_unit(layers)}));
+        const auto forward = find(step, [](const Action& action) {
+            return action.kind == ActionKind::forward && action.part == block_part(0);
+        });
+        const auto update = [&](int unit) {
+            return find(step, [&](const Action& action) {
+                return action.kind == ActionKind::update && action.unit == unit;
+            });
+        };
+        if (zero < 3) {
+            EXPECT_LT(update(block_unit(1)), forward);
+            EXPECT_GT(update(block_unit(2)), forward);
+        }
+    }
+    const PipelineSpec pipeline{.schedule = PipelineSchedule::one_f_one_b, .stages = 2, .micro_batches = 2};
+    for (const StepSpec& of : stage_specs(pipeline, 4, {})) {
+        const Step step = build_training_step(of);
+        const auto first = find(step, [](const Action& action) { return action.kind != ActionKind::update; });
+        EXPECT_EQ(count(step, ActionKind::update), static_cast<std::int64_t>(first));
+    }
+}
+
+TEST(Step, UpdatesAlone) {
+    for (const int zero : {0, 1, 3}) {
+        const Step step = build_update_step(whole_spec(layers, {.stage = zero, .shards = 4}, micro_batches));
+        check_step(step);
+        EXPECT_EQ(count(step, ActionKind::update), layers + 3);
+        EXPECT_EQ(count(step, ActionKind::gather_parameters), zero == 1 ? layers + 3 : 0);
+        EXPECT_EQ(std::ssize(step.actions), zero == 1 ? 2 * (layers + 3) : layers + 3);
+    }
 }
 
 void expect_all_waits_are_needed(const StepSpec& of) {
@@ -424,14 +492,18 @@ TEST(StateOnDisk, FindsFaults) {
     expect_found(without(ActionKind::read_state), "lacks its piece of state");
     expect_found(without(ActionKind::write_state), "reads over a piece of state that the disk lacks");
     expect_found(without(ActionKind::update), "writes a piece of state before its update");
-    good.actions.pop_back();
-    while (good.actions.back().kind != ActionKind::write_state) good.actions.pop_back();
-    good.actions.pop_back();
+    const auto last =
+        std::ranges::find(good.actions.rbegin(), good.actions.rend(), ActionKind::write_state, &Action::kind);
+    good.actions.erase(std::next(last).base());
     expect_found(good, "the disk lacks a piece of state");
 }
 
 TEST(CheckStep, FindsASecondUpdate) {
-    expect_fault([](auto& actions) { actions.push_back(actions.back()); }, "second time");
+    expect_fault(
+        [](auto& actions) {
+            actions.push_back(*std::ranges::find(actions, ActionKind::update, &Action::kind));
+        },
+        "second time");
 }
 
 }  // namespace

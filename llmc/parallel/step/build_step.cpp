@@ -12,6 +12,7 @@
 #include "llmc/core/standard_library.h"
 #include "llmc/parallel/step/chunk_buffers.h"
 #include "llmc/parallel/step/gathers_and_recomputes.h"
+#include "llmc/parallel/step/insert_updates.h"
 #include "llmc/parallel/zero/unit_actions.h"
 
 namespace llmc {
@@ -51,7 +52,6 @@ class StepBuilder {
     Step finish() {
         insert_recomputes(step_);
         insert_gathers(step_);
-        order_streams(step_);
         return std::move(step_);
     }
 
@@ -362,6 +362,23 @@ std::vector<Pass> forward_passes(const StepSpec& spec, int micro_batches) {
 
 }  // namespace
 
+namespace {
+
+Step ordered(Step step) {
+    order_streams(step);
+    return step;
+}
+
+Step updates(const StepSpec& spec, std::span<const int> units) {
+    StepBuilder build(spec);
+    build.units().update(units);
+    Step step = build.finish();
+    for (Action& action : step.actions) action.is_of_update = true;
+    return step;
+}
+
+}  // namespace
+
 bool has_weight_half(const Outline& outline, const Chunk& chunk, const Recompute& recompute) {
     for (int part = chunk.first_part; part < chunk.end_part; ++part) {
         if (splits_backward(outline, part, recompute)) return true;
@@ -373,27 +390,35 @@ Step build_training_step(const StepSpec& spec) {
     StepBuilder build(spec);
     build.run(passes_of_stage(spec.pipeline, spec.stage));
     build.units().reduce_loss();
-    build.units().norm_and_update();
-    return build.finish();
+    build.units().norm();
+    Step step = build.finish();
+    insert_updates(step, updates(spec, units_by_first_use(step)));
+    return ordered(std::move(step));
+}
+
+Step build_update_step(const StepSpec& spec) {
+    std::vector<int> units;
+    for (const auto& [unit, _] : spec.part.units) units.push_back(unit);
+    return ordered(updates(spec, units));
 }
 
 Step build_evaluation_step(const StepSpec& spec) {
     StepBuilder build(spec, Purpose::losses);
     build.run(forward_passes(spec, spec.pipeline.micro_batches));
     build.units().reduce_loss();
-    return build.finish();
+    return ordered(build.finish());
 }
 
 Step build_generation_step(const StepSpec& spec) {
     StepBuilder build(spec, Purpose::logits);
     build.run(forward_passes(spec, 1));
-    return build.finish();
+    return ordered(build.finish());
 }
 
 Step build_parameter_gathers(const StepSpec& spec) {
     StepBuilder build(spec);
     build.units().gather_all_updated();
-    return build.finish();
+    return ordered(build.finish());
 }
 
 }  // namespace llmc

@@ -36,10 +36,14 @@ struct StepSpec {
 bool has_weight_half(const Outline& outline, const Chunk& chunk, const Recompute& recompute);
 
 // Builds a training step: forward and backward passes of every micro-batch in the order of the schedule, then
-// the norm and the update. A unit's gradients are reduced after the last action that writes them. Sharded
-// parameters are gathered ahead of the forward and the backward pass. Whole parameters with a sharded
-// optimizer state are gathered after the update.
+// the norm. A unit's gradients are reduced after the last action that writes them. Sharded parameters are
+// gathered ahead of the forward and the backward pass. The list also finishes the step before: each unit is
+// updated ahead of the first action that needs it (insert_updates), and its parameters are gathered then if
+// they are whole and the optimizer state is sharded.
 Step build_training_step(const StepSpec& spec);
+
+// Builds the updates alone, which finish a step that no other follows.
+Step build_update_step(const StepSpec& spec);
 
 // Builds a validation step: the micro-batches up to the losses, summed over ranks.
 Step build_evaluation_step(const StepSpec& spec);

@@ -26,10 +26,13 @@ std::string describe(const Step& step, std::size_t position) {
 class Checker {
   public:
     explicit Checker(const Step& step) : step_(step), sharding_(step.sharding), part_(step.part) {
-        if (!sharding_.keeps_parameters_whole()) return;
-        for (int unit = 0; unit < part_.outline->units_count(); ++unit) {
-            if (part_.has_unit(unit)) parameters_[unit] = unit;
+        if (sharding_.keeps_parameters_whole()) {
+            for (int unit = 0; unit < part_.outline->units_count(); ++unit) {
+                if (part_.has_unit(unit)) parameters_[unit] = unit;
+            }
         }
+        for (const Action& action : step.actions)
+            if (action.kind == ActionKind::update) expect_update(action);
     }
 
     void visit(const Action& action, std::size_t position) {
@@ -46,19 +49,14 @@ class Checker {
             require(std::ranges::find(action.reads, BufferRole::parameters, &BufferUse::role) !=
                         action.reads.end(),
                     "recomputes without parameters");
-        if (action.kind == ActionKind::norm) norm_done_ = true;
-        if (action.kind == ActionKind::update) {
-            require(norm_done_, "updates before the norm");
-            require(!part_.is_tied(action.unit) || tied_.contains(action.unit),
-                    "updates tied weights from one stage's gradients");
-            require(pieces_.insert({action.unit, action.piece}).second, "updates its unit a second time");
-            updated_.insert(action.unit);
-        }
+        if (action.kind == ActionKind::norm) take_norm();
+        if (action.kind == ActionKind::update) update(action);
         visit_disk(action);
     }
 
     void finish() const {
         if (!held_.empty()) programming_error("step: the disk lacks a piece of state that was updated");
+        if (!with_gradients_.empty() && !norm_done_) programming_error("step: the norm is never made");
         for (const int unit : with_gradients_) {
             if (!updated_.contains(unit))
                 programming_error(fmt::format("step: unit {} is never updated", unit));
@@ -93,6 +91,38 @@ class Checker {
 
     void require(bool condition, std::string_view fault) const {
         if (!condition) programming_error(fmt::format("step: {} {}", describe(step_, where_), fault));
+    }
+
+    // The gradients of the step before, which an update takes.
+    void expect_update(const Action& action) {
+        waiting_[action.unit].insert(action.piece);
+        for (const BufferUse& use : action.reads) {
+            if (use.role == BufferRole::gradients) gradients_[use.index] = {use.unit, Whole::complete};
+            if (use.role == BufferRole::gradient_shard) shards_.insert(use.unit);
+        }
+    }
+
+    void update(const Action& action) {
+        const auto waiting = waiting_.find(action.unit);
+        require(waiting != waiting_.end() && waiting->second.erase(action.piece) == 1,
+                "updates its unit a second time");
+        if (!waiting->second.empty()) return;
+        waiting_.erase(action.unit);
+        updated_.insert(action.unit);
+        shards_.erase(action.unit);
+        std::erase_if(gradients_, [&](const auto& of) { return of.second.unit == action.unit; });
+        // Other ranks have updated the rest.
+        if (sharding_.keeps_parameters_whole() && !sharding_.keeps_optimizer_whole() && sharding_.ranks() > 1)
+            parameters_.erase(place_of_parameters(sharding_, action.unit, part_));
+    }
+
+    void take_norm() {
+        norm_done_ = true;
+        for (const int unit : with_gradients_)
+            require(!part_.is_tied(unit) || tied_.contains(unit), "takes tied gradients of one stage");
+        for (const auto& [_, of] : gradients_)
+            require(!sharding_.keeps_optimizer_whole() || of.state != Whole::scattered,
+                    "leaves an update gradients that are only a shard");
     }
 
     // A buffer's piece, and what has been done to it.
@@ -152,7 +182,13 @@ class Checker {
                 require(recomputed_[use.index] == std::pair(use.unit, action.micro_batch),
                         "reads what is to be recomputed first");
                 break;
+            case BufferRole::parameter_shard:
+                require_updated(action, use);
+                break;
             case BufferRole::parameters: {
+                require_updated(action, use);
+                // A rank's own part of whole parameters needs no gather.
+                if (action.kind == ActionKind::gather_parameters) break;
                 const auto found = parameters_.find(use.index);
                 require(found != parameters_.end() && found->second == use.unit,
                         "reads parameters that are not gathered");
@@ -163,8 +199,8 @@ class Checker {
                 break;
             case BufferRole::gradient_shard:
                 require(shards_.contains(use.unit), "reads a shard of gradients that nobody reduced");
-                if (action.kind == ActionKind::square || action.kind == ActionKind::update ||
-                    action.kind == ActionKind::gather_gradients || action.kind == ActionKind::sum_tied)
+                if (action.kind == ActionKind::square || action.kind == ActionKind::gather_gradients ||
+                    action.kind == ActionKind::sum_tied)
                     require_added_up(use.unit);
                 break;
             case BufferRole::gradient_sums: {
@@ -175,12 +211,14 @@ class Checker {
                 found->second.state = Sums::taken;
                 break;
             }
-            case BufferRole::norm:
-                require(norm_done_, "reads the norm before it is made");
-                break;
             default:
                 break;
         }
+    }
+
+    void require_updated(const Action& action, const BufferUse& use) const {
+        require(action.kind == ActionKind::update || !waiting_.contains(use.unit),
+                "reads parameters before their update");
     }
 
     void require_added_up(int unit) const {
@@ -200,10 +238,6 @@ class Checker {
             case ActionKind::accumulate_shard:
                 require(of.state == Whole::scattered, "adds a shard that nobody received");
                 of.state = Whole::handed_over;
-                break;
-            case ActionKind::update:
-                if (sharding_.keeps_optimizer_whole())
-                    require(of.state != Whole::scattered, "updates from gradients that are only a shard");
                 break;
             default:
                 break;
@@ -230,7 +264,10 @@ class Checker {
     }
 
     void write_parameters(const Action& action, const BufferUse& use) {
-        if (sharding_.keeps_parameters_whole()) return;
+        if (sharding_.keeps_parameters_whole()) {
+            if (action.kind == ActionKind::gather_parameters) parameters_[use.index] = use.unit;
+            return;
+        }
         if (action.kind == ActionKind::release) {
             require(parameters_.erase(use.index) == 1, "releases parameters that are not there");
             return;
@@ -323,9 +360,10 @@ class Checker {
     std::map<int, Whole> gradients_;
     std::set<int> shards_;  // units whose gradient shard is filled
     std::set<int> with_gradients_, updated_;
-    std::set<std::pair<int, int>> pieces_;  // units, or their pieces, that are updated
-    std::map<int, Held> held_;              // by buffer of a piece of state
-    std::set<int> tied_;                    // units whose gradients are summed over stages
+    std::map<int, std::set<int>>
+        waiting_;               // by unit: the pieces whose update, of the step before, is to come
+    std::map<int, Held> held_;  // by buffer of a piece of state
+    std::set<int> tied_;        // units whose gradients are summed over stages
     bool norm_done_ = false;
 };
 

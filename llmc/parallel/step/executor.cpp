@@ -80,7 +80,7 @@ Executor::ParameterPlaces Executor::places_of(int number) const {
 void Executor::run(const Step& step, const StepInput& input) {
     step_ = &step;
     input_ = &input;
-    has_begun_updates_ = false;
+    check(input.update || !store_.update_waits(), "a list finishes the update that waits");
     transfers_.resize(std::max(transfers_.size(), step.actions.size()));
     ops_.fill(loss_sum(), 0.0F);
     if (input.records_amax) ops_.fill(seen_amax(), 0.0F);
@@ -98,8 +98,7 @@ void Executor::autotune(const Step& step, std::int64_t sequences, const RowRange
     ranks_ = ranks_.silent();
     for (const Action& action : step.actions) {
         if (action.stream == StreamKind::compute && action.kind != ActionKind::square &&
-            action.kind != ActionKind::norm && action.kind != ActionKind::update &&
-            action.kind != ActionKind::sum_replicated)
+            action.kind != ActionKind::norm && action.kind != ActionKind::sum_replicated)
             perform(action);
     }
     ranks_ = groups_.tensor_parallel();
@@ -150,7 +149,10 @@ void Executor::record_weights() {
     reduce_amax();
 }
 
+bool Executor::is_left_out(const Action& action) const { return action.is_of_update && !input_->update; }
+
 void Executor::perform(const Action& action) {
+    if (is_left_out(action)) return;
     switch (action.kind) {
         case ActionKind::load:
             return load(action);
@@ -213,7 +215,6 @@ void Executor::perform(const Action& action) {
         case ActionKind::norm:
             return norm();
         case ActionKind::update:
-            if (!std::exchange(has_begun_updates_, true) && input_->before_update) input_->before_update();
             return action.piece < 0 ? update(action.unit) : update_piece(action);
         case ActionKind::read_state:
         case ActionKind::write_state:
@@ -223,6 +224,7 @@ void Executor::perform(const Action& action) {
 
 bool Executor::is_done(const Action& action) {
     const int transfer = transfers_[static_cast<std::size_t>(&action - step_->actions.data())];
+    if (is_left_out(action)) return true;
     if (is_on_disk(action)) return store_.file().is_done(transfer);
     return groups_.link(action.kind).pair->is_done(transfer);
 }
@@ -471,7 +473,8 @@ void Executor::update(const UnitBuffers& b, std::span<const AdamWSegment> segmen
         return seed ? std::optional(StochasticRounding{*seed, first_element}) : std::nullopt;
     };
     ops_.adamw(b.updated_parameters, b.master, b.m, b.v, b.updated_gradients, norm_squared(), segments,
-               input_->adamw, rounding(input_->rounding_seed), rounding(input_->moments_seed), b.in_8_bits);
+               input_->update->adamw, rounding(input_->update->rounding_seed),
+               rounding(input_->update->moments_seed), b.in_8_bits);
 }
 
 }  // namespace llmc

@@ -27,24 +27,28 @@ struct StepResults {
     double norm_squared;  // squared norm of the last training step's gradients
 };
 
+// How a training step updates.
+struct Update {
+    AdamWStep adamw{};
+    // For stochastic rounding of weights; unset: they are rounded to nearest. For that of moments in bf16.
+    std::optional<std::uint64_t> rounding_seed{}, moments_seed{};
+};
+
 // The inputs of a run of a list.
 struct StepInput {
     // Fills a micro-batch's inputs and targets, int32 (sequences, T) each.
     std::function<void(int micro_batch, std::span<std::int32_t> inputs, std::span<std::int32_t> targets)>
-        load;
+        load{};
     std::int64_t sequences = 0;  // in a micro-batch; at most the buffers' batch
     // The number of a training step. If set, the last micro-batch also asks `load` for the next step's first
     // micro-batch, as number `micro_batches` (one more than this step's last).
     std::optional<std::int64_t> step{};
     float loss_scale = 0;  // gradients are those of loss_scale * (sum of losses)
-    AdamWStep adamw{};
+    // For lists with updates: that of the step before, which waits; none, and the list leaves parameters as they are.
+    std::optional<Update> update{};
     // For generation: the rows of the one sequence to compute. `load` puts their tokens at the start of the
     // inputs. Earlier runs of the same list have computed the rows before them.
     RowRange rows{};
-    // Called before the first update, on all ranks at the same position in the list.
-    std::function<void()> before_update{};
-    // For stochastic rounding of weights; unset: they are rounded to nearest. For that of moments in bf16.
-    std::optional<std::uint64_t> rounding_seed{}, moments_seed{};
     bool records_amax = false;  // of the operands of products in 8 bits
     // Called after the forward pass of each micro-batch of an evaluation, on the ranks with the head.
     // `losses` are those of its tokens, fp32 (sequences, T), before the next ones overwrite them.
@@ -87,6 +91,7 @@ class Executor final : private Performer {
   private:
     void perform(const Action& action) override;
     bool is_done(const Action& action) override;
+    bool is_left_out(const Action& action) const;
     void load(const Action& action);
     // Runs one of the lists of a part of the model.
     void run_part(const Action& action, const List& list);
@@ -149,8 +154,7 @@ class Executor final : private Performer {
     // The current list.
     const Step* step_ = nullptr;
     const StepInput* input_ = nullptr;
-    bool has_begun_updates_ = false;  // whether the first update has been reached
-    std::vector<int> transfers_;      // transfers between stages, by position in the list
+    std::vector<int> transfers_;  // between stages and of the disk, by position in the list
     std::unique_ptr<StepStreams> streams_;
 };
 

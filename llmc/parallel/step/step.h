@@ -76,7 +76,8 @@ enum class ActionKind {
     gather_squares,
     // Adds these sums up: the squared norm of all gradients.
     norm,
-    // Applies AdamW to this rank's share of a unit's optimizer state, or to a piece of it.
+    // Applies AdamW to this rank's share of a unit's optimizer state, or to a piece of it, by the gradients of the
+    // step before.
     update,
     // Reads a piece of a unit's optimizer state from the disk into a buffer.
     read_state,
@@ -151,6 +152,7 @@ struct Action {
     int chunk = 0;
     // Holds the activations of a chunk and micro-batch.
     int slot = 0;
+    bool is_of_update = false;  // finishes the step before: left out if nothing of it waits
     std::vector<BufferUse> reads{};
     std::vector<BufferUse> writes{};
     // The actions that must be done first, as positions in the list: the last such action of each other
@@ -184,7 +186,8 @@ void order_streams(Step& step);
 // - It reads or reduces gradients before they are zeroed and complete, or writes them after their reduction.
 // - It overwrites gradients, its own or another unit's, that have not been reduced or added up.
 // - It adds to another unit's gradient sums, or loses some before they are in the gradients.
-// - It updates a unit before the norm, or twice; or the list never updates a unit.
+// - It reads parameters before their update, or updates a unit twice; or the list never updates a unit.
+// - It makes the norm of gradients that lack other stages or ranks; or the list never makes it.
 // - It updates a piece of state that is not in its buffer, or loses one that the disk lacks.
 // - It may run before an action of another stream on which it depends is done.
 void check_step(const Step& step);

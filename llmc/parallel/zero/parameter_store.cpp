@@ -13,8 +13,8 @@ namespace llmc {
 
 namespace {
 
-// The buffer for transfers beside those of a step, which begins to use it after its first update.
-constexpr int beside_step = state_buffers - 1;
+// The buffer for transfers outside a step.
+constexpr int beside_step = 0;
 
 bool is_small(const UnitLayout::Entry& entry) { return entry.spec.shape.elements() < least_in_8_bits; }
 
@@ -232,6 +232,10 @@ std::vector<AdamWSegment> ParameterStore::segments(int unit, const StatePiece& p
     return of_piece;
 }
 
+void ParameterStore::require_finished() const {
+    check(!update_waits_, "an update waits: Trainer::finish_update() comes before state is read or set");
+}
+
 template <class F>
 void ParameterStore::for_each_piece(int unit, bool writes, const F& f) const {
     for (int piece = 0; piece < std::ssize(pieces(unit)); ++piece) {
@@ -242,6 +246,7 @@ void ParameterStore::for_each_piece(int unit, bool writes, const F& f) const {
 }
 
 void ParameterStore::set_weights(int unit, std::span<const float> values) {
+    require_finished();
     const UnitBuffers& own = buffers(unit);
     check(static_cast<std::int64_t>(values.size()) == own.updated_parameters.elements(),
           "as many weights as this rank updates");
@@ -258,6 +263,7 @@ void ParameterStore::set_weights(int unit, std::span<const float> values) {
 }
 
 void ParameterStore::read(int unit, Tensor UnitBuffers::*flat, std::span<float> values) const {
+    require_finished();
     const UnitBuffers& own = buffers(unit);
     if (is_on_disk(flat)) {
         return for_each_piece(unit, false, [&](const StatePiece& piece, const UnitBuffers& of) {
@@ -290,6 +296,7 @@ void ParameterStore::read(int unit, Tensor UnitBuffers::*flat, std::span<float> 
 
 void ParameterStore::for_each_held(int unit, Tensor UnitBuffers::*flat, const ElementRange& part,
                                    const std::function<void(const Tensor&)>& f) const {
+    require_finished();
     if (is_on_disk(flat)) {
         for (int piece = 0; piece < std::ssize(pieces(unit)); ++piece) {
             const StatePiece& of = pieces(unit)[static_cast<std::size_t>(piece)];
@@ -317,6 +324,7 @@ void ParameterStore::for_each_held(int unit, Tensor UnitBuffers::*flat, const El
 }
 
 void ParameterStore::set_moments(int unit, Tensor UnitBuffers::*flat, std::span<const float> values) const {
+    require_finished();
     const UnitBuffers& own = buffers(unit);
     if (is_on_disk(flat)) {
         return for_each_piece(unit, true, [&](const StatePiece& piece, const UnitBuffers& of) {
@@ -349,6 +357,7 @@ void ParameterStore::set_moments(int unit, Tensor UnitBuffers::*flat, std::span<
 }
 
 void ParameterStore::round_stochastically(std::uint64_t seed, std::int64_t step) {
+    require_finished();
     std::vector<float> weights;
     std::vector<bfloat16> rounded;
     const auto round = [&](const Tensor& parameters, const Tensor& master, std::int64_t first) {

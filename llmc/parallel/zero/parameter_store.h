@@ -128,6 +128,12 @@ class ParameterStore {
     UnitBuffers in_buffer(int unit, int piece, int buffer) const;
     std::vector<AdamWSegment> segments(int unit, const StatePiece& piece) const;
 
+    // ---- The update of the last step may wait for the next one (Trainer::finish_update). Until then, reading or
+    // setting state throws a ProgrammingError.
+
+    void set_update_waits(bool waits) { update_waits_ = waits; }
+    bool update_waits() const { return update_waits_; }
+
     // ----
 
     // Elements of a unit's whole flat buffer; those in a shard; those that this rank updates.
@@ -166,6 +172,7 @@ class ParameterStore {
         return dtypes_.moments == DType::uint8 && (flat == &UnitBuffers::m || flat == &UnitBuffers::v);
     }
 
+    void require_finished() const;
     // Calls f(the piece, its state in memory) for each piece on disk; with `writes`, what f changes is written.
     template <class F>
     void for_each_piece(int unit, bool writes, const F& f) const;
@@ -175,6 +182,7 @@ class ParameterStore {
     Sharding sharding_;
     StagePart part_;
     int shard_;
+    bool update_waits_ = false;
     std::unique_ptr<ScratchFile> file_;  // null: state is in memory
     std::vector<std::vector<StatePiece>> pieces_;
     std::vector<Tensor> piece_buffers_;

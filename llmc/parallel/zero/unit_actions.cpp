@@ -134,7 +134,7 @@ void UnitActions::reduce_loss() {
     if (has_others()) communicate({.kind = ActionKind::reduce_loss, .reads = {{loss}}, .writes = {{loss}}});
 }
 
-void UnitActions::norm_and_update() {
+void UnitActions::norm() {
     accumulate_received();
     if (spec_.reduces_amax && has_others())
         communicate({.kind = ActionKind::reduce_amax, .reads = {{amax}}, .writes = {{amax}}});
@@ -146,15 +146,18 @@ void UnitActions::norm_and_update() {
     add(std::move(square));
     if (has_others())
         communicate({.kind = ActionKind::gather_squares, .reads = {{squares}}, .writes = {{squares}}});
-    add({.kind = ActionKind::norm, .reads = {{squares}}, .writes = {{norm}}});
-    if (!spec_.state_pieces.empty()) return update_from_disk();
-    for_each_unit([&](int unit) {
+    add({.kind = ActionKind::norm, .reads = {{squares}}, .writes = {{BufferRole::norm}}});
+}
+
+void UnitActions::update(std::span<const int> units) {
+    if (!spec_.state_pieces.empty()) return update_from_disk(units);
+    for (const int unit : units) {
         add({.kind = ActionKind::update,
              .unit = unit,
-             .reads = {updated_gradients(unit), {norm}, {optimizer, unit, unit}},
+             .reads = {updated_gradients(unit), {BufferRole::norm}, {optimizer, unit, unit}},
              .writes = {{optimizer, unit, unit}, own_parameters(unit)}});
         gather_updated(unit);
-    });
+    }
 }
 
 BufferUse UnitActions::updated_gradients(int unit) const {
@@ -163,15 +166,15 @@ BufferUse UnitActions::updated_gradients(int unit) const {
 
 // Each piece of state is read, updated and written in one of a few buffers, which take turns. A read comes in the list
 // as early as it has a buffer: while a piece is updated, the next is read and the one before is written.
-void UnitActions::update_from_disk() {
+void UnitActions::update_from_disk(std::span<const int> units) {
     struct PieceOfUnit {
         int unit, number, count;
     };
     std::vector<PieceOfUnit> pieces;
-    for_each_unit([&](int unit) {
+    for (const int unit : units) {
         const int count = spec_.state_pieces[static_cast<std::size_t>(unit)];
         for (int number = 0; number < count; ++number) pieces.push_back({unit, number, count});
-    });
+    }
     const auto buffer = [](int at) { return BufferUse{state_piece, at % state_buffers}; };
     const auto on_disk = [&](int at) {
         return BufferUse{optimizer, at, pieces[static_cast<std::size_t>(at)].unit};
@@ -189,14 +192,11 @@ void UnitActions::update_from_disk() {
     for (int at = 0; at < state_buffers - 1; ++at) read(at);
     for (int at = 0; at < std::ssize(pieces); ++at) {
         const auto& [unit, number, count] = pieces[static_cast<std::size_t>(at)];
-        Action update{.kind = ActionKind::update,
-                      .unit = unit,
-                      .piece = number,
-                      .reads = {updated_gradients(unit), {norm}, buffer(at)},
-                      .writes = {buffer(at), own_parameters(unit)}};
-        // What is called before the first update may read state through the last buffer (ParameterStore).
-        if (at == 0) update.writes.push_back(buffer(state_buffers - 1));
-        add(std::move(update));
+        add({.kind = ActionKind::update,
+             .unit = unit,
+             .piece = number,
+             .reads = {updated_gradients(unit), {BufferRole::norm}, buffer(at)},
+             .writes = {buffer(at), own_parameters(unit)}});
         read(at + state_buffers - 1);
         add({.kind = ActionKind::write_state,
              .stream = StreamKind::disk_out,

@@ -1,5 +1,5 @@
 // Adds a step's actions on units' parameters and gradients: releases, zeroing, rounding, reductions, the
-// norm, the update, and gathers of updated parameters. build_step.h puts the parts of the model between
+// norm, updates, and gathers of updated parameters. build_step.h puts the parts of the model between
 // these. GradientRounds tells it which parts begin and end the rounds of a unit's gradients.
 #pragma once
 
@@ -39,7 +39,9 @@ class UnitActions {
     void accumulate_received();
 
     void reduce_loss();
-    void norm_and_update();
+    void norm();
+    // AdamW on each of these units in turn, each with the gather of what this rank's share of it lacks.
+    void update(std::span<const int> units);
     // Gathers every unit's parameters on ranks that keep them whole and have set a shard.
     void gather_all_updated();
 
@@ -74,7 +76,7 @@ class UnitActions {
     void gather_gradients(int unit);
     void finish_tied();
     BufferUse updated_gradients(int unit) const;
-    void update_from_disk();
+    void update_from_disk(std::span<const int> units);
     void gather_updated(int unit);
 
     const StepSpec& spec_;
