@@ -12,14 +12,16 @@ std::string_view name_of(ArenaKind kind) {
                       "pipeline", "workspace");
 }
 
-BufferId MemoryLayout::add(ArenaKind arena, std::string name, DType dtype, const Shape& shape) {
+BufferId MemoryLayout::add(ArenaKind arena, std::string name, DType dtype, const Shape& shape,
+                           std::size_t alignment) {
     std::size_t& size = sizes_.bytes(arena);
-    constexpr auto alignment = static_cast<std::int64_t>(buffer_alignment);
+    const auto aligned = [unit = static_cast<std::int64_t>(alignment)](std::int64_t bytes) {
+        return saturated_product(saturated_sum(bytes, unit - 1) / unit, unit);
+    };
     const std::int64_t bytes = saturated_product(shape.elements(), static_cast<std::int64_t>(size_of(dtype)));
-    const std::int64_t aligned =
-        saturated_product(saturated_sum(bytes, alignment - 1) / alignment, alignment);
-    buffers_.push_back({arena, std::move(name), dtype, shape, size});
-    size = static_cast<std::size_t>(saturated_sum(static_cast<std::int64_t>(size), aligned));
+    const std::int64_t offset = aligned(static_cast<std::int64_t>(size));
+    buffers_.push_back({arena, std::move(name), dtype, shape, static_cast<std::size_t>(offset)});
+    size = static_cast<std::size_t>(saturated_sum(offset, aligned(bytes)));
     return {static_cast<int>(buffers_.size()) - 1};
 }
 

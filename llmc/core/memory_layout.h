@@ -52,9 +52,11 @@ struct BufferId {
 
 class MemoryLayout {
   public:
-    BufferId add(ArenaKind arena, std::string name, DType dtype, const Shape& shape);
+    // The buffer's first byte, and its size, are multiples of `alignment`, itself a multiple of buffer_alignment.
+    BufferId add(ArenaKind arena, std::string name, DType dtype, const Shape& shape,
+                 std::size_t alignment = buffer_alignment);
 
-    // Each buffer is rounded up to buffer_alignment.
+    // Each buffer is rounded up to its alignment.
     std::size_t bytes(ArenaKind arena) const { return sizes_.bytes(arena); }
     std::size_t total_bytes() const { return sizes_.total_bytes(); }
     const ArenaSizes& sizes() const { return sizes_; }

@@ -117,11 +117,32 @@ std::vector<UnitBytes> unit_bytes(const RunSpec& spec, std::span<const UnitLayou
     return bytes;
 }
 
+BytesOnDisk bytes_on_disk(const Step& step, const StoreLayout& store) {
+    BytesOnDisk bytes;
+    for (const Action& action : step.actions) {
+        if (!is_on_disk(action)) continue;
+        const auto unit = static_cast<std::size_t>(action.unit);
+        std::uint64_t& moved = action.stream == StreamKind::disk_in ? bytes.read : bytes.written;
+        if (action.piece >= 0) {
+            const StatePiece& piece = store.pieces[unit][static_cast<std::size_t>(action.piece)];
+            moved += PieceBytes(piece.elements(), store.dtypes.keeps_master(), store.dtypes.moments).all;
+        } else {
+            const auto shards = static_cast<std::uint64_t>(
+                store.sharding.keeps_parameters_whole() ? 1 : store.sharding.shards);
+            moved += whole_blocks(
+                static_cast<std::uint64_t>(store.units[unit].padded_elements(store.sharding.ranks())) *
+                size_of(store.dtypes.compute) / shards);
+        }
+    }
+    return bytes;
+}
+
 void lay_out_memory(RunPlan& plan, const DeviceSizes& sizes, std::size_t staging_bytes) {
     const RunSpec& spec = plan.spec;
     plan.store = lay_out_store(plan.memory, spec.store_dtypes(), plan.part(), spec.mesh.sharding,
                                static_cast<int>(plan.micro_batches), spec.mesh.tensor_place(), spec.trains);
     plan.sent = bytes_sent(plan.training, unit_bytes(spec, plan.store.units), *plan.lists);
+    plan.disk = bytes_on_disk(plan.training, plan.store);
     plan.bytes_of_whole_gradients = bytes_of_whole_gradients(plan);
     std::int64_t norm_blocks = 0;
     for (const UnitLayout& unit : plan.store.units)

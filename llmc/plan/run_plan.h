@@ -89,6 +89,11 @@ struct RunNeeds {
     }
 };
 
+// Bytes that a list reads from the disk, and writes to it.
+struct BytesOnDisk {
+    std::uint64_t read = 0, written = 0;
+};
+
 struct RunPlan {
     RunSpec spec;
     std::int64_t micro_batch = 1;    // sequences that a rank computes at once
@@ -111,6 +116,7 @@ struct RunPlan {
     BufferId workspace;      // the device's scratch memory
 
     BytesSent sent;                  // by this rank in a training step
+    BytesOnDisk disk;                // that a training step reads and writes
     std::vector<StageNeeds> stages;  // for the ranks of every stage
     std::size_t largest_memory = 0;  // memory of the stage that needs the most
     // Why the run does not fit the machine, and what would; empty if it fits.

@@ -37,12 +37,23 @@ Options for_device(Options o, DeviceKind device) {
                    o.dtype);
     }
     // A run that keeps state on a disk may go on with GPUs.
-    if (cuda && o.inherited.contains("offload-optimizer")) o.offload_optimizer = Options().offload_optimizer;
-    if (o.offload_optimizer == "nvme" && o.nvme_dir.empty())
-        user_error("--offload-optimizer nvme needs the disk's directory; add --nvme-dir DIR");
-    if (cuda && o.offload_optimizer != "none")
-        user_error("--offload-optimizer {} is for the CPU device as yet; leave it out, or give --device cpu",
-                   o.offload_optimizer);
+    if (o.generate) o.offload_optimizer = "none";  // there is no state
+    const auto offload = [&](const char* name, std::string& tier) {
+        if (cuda && o.inherited.contains(name)) tier = "none";
+        if (tier == "nvme" && o.nvme_dir.empty())
+            user_error("--{} nvme needs the disk's directory; add --nvme-dir DIR", name);
+        if (cuda && tier != "none")
+            user_error("--{} {} is for the CPU device as yet; leave it out, or give --device cpu", name,
+                       tier);
+    };
+    offload("offload-optimizer", o.offload_optimizer);
+    offload("offload-parameters", o.offload_parameters);
+    if (o.offload_parameters == "nvme" && !o.reshard_after_forward)
+        user_error(
+            "--offload-parameters nvme reads parameters for each pass; leave out "
+            "--reshard-after-forward=false");
+    // Each token of a sample would read all parameters.
+    if (o.offload_parameters == "nvme" && !o.generate && !o.is_given("sample-tokens")) o.sample_tokens = 0;
     if (o.offload_optimizer == "nvme" && o.moments_dtype == "8bit")
         user_error("--offload-optimizer nvme keeps moments in fp32 or bf16; give --moments-dtype bf16");
     if (!cuda) {  // a run on GPUs may go on here

@@ -33,8 +33,8 @@ namespace {
 // clang-format off
 constexpr std::string_view of_training[] = {
     "train-data", "val-data", "new-data", "steps", "global-batch-tokens", "micro-batch-size", "gradient-dtype",
-    "precision", "moments-dtype", "master-dtype", "fp8", "fp8-history", "offload-optimizer", "nvme-dir",
-    "recompute", "recompute-every", "reduce-every", "check-replicas-every", "lr", "warmup-steps", "lr-schedule",
+    "precision", "moments-dtype", "master-dtype", "fp8", "fp8-history", "offload-optimizer", "recompute",
+    "recompute-every", "reduce-every", "check-replicas-every", "lr", "warmup-steps", "lr-schedule",
     "min-lr-fraction", "weight-decay", "beta1", "beta2", "eps", "grad-clip", "stochastic-rounding", "val-every",
     "val-batches", "eval-hellaswag", "eval-every", "eval-examples", "sample-every", "metrics",
     "checkpoint-every", "export", "print-model", "print-step", "pipeline-timeline"};

@@ -48,6 +48,9 @@ DependentSetting dependent(std::string_view name, T Options::*member, std::strin
 std::vector<DependentSetting> dependent_settings() {
     const auto shards = [](const Options& o) { return !asked_sharding(o).keeps_optimizer_whole(); };
     const auto gathers = [](const Options& o) { return !asked_sharding(o).keeps_parameters_whole(); };
+    const auto fetches = [](const Options& o) {
+        return !asked_sharding(o).keeps_parameters_whole() || o.offload_parameters == "nvme";
+    };
     const auto is_pipeline = [](const Options& o) { return o.pipeline_parallel > 1; };
     const auto shares_layers = [](const Options& o) { return o.tensor_parallel > 1; };
     const auto recomputes = [](const Options& o) { return o.recompute != "none"; };
@@ -61,8 +64,8 @@ std::vector<DependentSetting> dependent_settings() {
     return {
         dependent("zero-shard-size", &Options::zero_shard_size, "zero-stage", "zero-shard-size",
                   "needs --zero-stage 1, 2 or 3", shards),
-        dependent("prefetch-units", &Options::prefetch_units, "zero-stage", "prefetch-units", needs_gathering,
-                  gathers),
+        dependent("prefetch-units", &Options::prefetch_units, "zero-stage", "prefetch-units",
+                  "needs --zero-stage 3 or --offload-parameters nvme", fetches),
         dependent("reshard-after-forward", &Options::reshard_after_forward, "zero-stage",
                   "reshard-after-forward=false", needs_gathering, gathers),
         dependent("pipeline-schedule", &Options::pipeline_schedule, "pipeline-parallel", "pipeline-schedule",
@@ -88,9 +91,10 @@ std::vector<DependentSetting> dependent_settings() {
                   needs_fp16, has_loss_scale),
         dependent("fp8-history", &Options::fp8_history, "fp8", "fp8-history", "needs --fp8 delayed",
                   [](const Options& o) { return o.fp8 == "delayed"; }),
-        dependent("nvme-dir", &Options::nvme_dir, "offload-optimizer", "nvme-dir",
-                  "needs --offload-optimizer nvme",
-                  [](const Options& o) { return o.offload_optimizer == "nvme"; }),
+        dependent(
+            "nvme-dir", &Options::nvme_dir, "offload-optimizer", "nvme-dir",
+            "needs --offload-optimizer nvme or --offload-parameters nvme",
+            [](const Options& o) { return o.offload_optimizer == "nvme" || o.offload_parameters == "nvme"; }),
         dependent("recompute-every", &Options::recompute_every, "recompute", "recompute-every",
                   "needs --recompute selective or block", recomputes),
     };
@@ -349,9 +353,11 @@ Sharding sharding_of(const Options& o, int processes) {
         sharding = asked;
         sharding.shards = static_cast<int>(size);
         sharding.replicas = processes / sharding.shards;
-        sharding.prefetch_units = static_cast<int>(o.prefetch_units.value_or(1));
         sharding.reshards_after_forward = o.reshard_after_forward;
     }
+    sharding.offloads_parameters = o.offload_parameters == "nvme";
+    sharding.prefetch_units =
+        static_cast<int>(o.prefetch_units.value_or(sharding.offloads_parameters ? 2 : 1));
     sharding.reduces_each_micro_batch = o.reduce_every.empty()
                                             ? sharding.reduces_each_micro_batch_by_default()
                                             : o.reduce_every == each_micro_batch;

@@ -63,8 +63,8 @@ struct Options {
     std::string moments_dtype = "fp32";
     std::string master_dtype = "fp32";
     std::string fp8 = "none";
-    std::string offload_optimizer = "none";
-    std::string nvme_dir;  // of --offload-optimizer nvme; several, separated by commas
+    std::string offload_optimizer = "none", offload_parameters = "none";
+    std::string nvme_dir;  // of what is offloaded to nvme; several, separated by commas
     std::int64_t fp8_history = 16;
     std::optional<std::int64_t> loss_scale;          // fixed; default: dynamic
     std::optional<std::int64_t> initial_loss_scale;  // default: depends on the batch
@@ -84,7 +84,7 @@ struct Options {
     std::optional<std::int64_t> zero_shard_size;  // default: all processes
     bool shards_on_machine = false;               // HYBRID_SHARD: the groups are those of a machine
     std::string reduce_every;                     // default: depends on the ZeRO stage
-    std::optional<std::int64_t> prefetch_units;   // only at stage 3
+    std::optional<std::int64_t> prefetch_units;   // only at stage 3, or with parameters on a disk
     bool reshard_after_forward = true;
     bool overlap_grad_reduce = true;
     std::int64_t check_replicas_every = 0;

@@ -7,6 +7,7 @@
 #include <csignal>
 #include <exception>
 #include <iterator>
+#include <sstream>
 
 #include "llmc/core/error.h"
 #include "llmc/core/text.h"
@@ -26,6 +27,19 @@
 #include "llmc/train/stop.h"
 
 namespace llmc {
+
+namespace {
+
+// Of several directories, separated by commas, a machine's processes take one each in turn.
+std::string drive_of(const std::string& directories, int local_rank) {
+    std::vector<std::string> drives;
+    std::istringstream names(directories);
+    for (std::string name; std::getline(names, name, ',');)
+        if (!name.empty()) drives.push_back(name);
+    return drives.empty() ? "" : drives[static_cast<std::size_t>(local_rank) % drives.size()];
+}
+
+}  // namespace
 
 PreparedRun::~PreparedRun() {
     if (!ranks || !ranks->nccl) return;
@@ -200,7 +214,8 @@ bool PreparedRun::has_work() const {
 
 void PreparedRun::load_weights() {
     HostCommunicator& world = session.world();
-    trainer.emplace(options, plan, device(), world, ranks->groups, checkpoint.has_value());
+    trainer.emplace(options, plan, device(), world, ranks->groups, checkpoint.has_value(),
+                    drive_of(options.nvme_dir, session.job().local_rank()));
     if (const std::string note = trainer->store().note(); !note.empty()) session.console().note(note);
     if (!ranks->nccl) world.set_staging(trainer->arenas()[plan.communication]);
     // From here on, a closed output pipe (Ctrl-C also ends `tee` in a pipe to it) does not kill the program,

@@ -1,6 +1,7 @@
 #include "llmc/train/report.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -162,12 +163,26 @@ std::string sent_text(std::span<const StageNeeds> stages) {
 
 std::string offload_text(const PreparedRun& run) {
     const Options& options = run.options;
-    if (options.offload_optimizer == "cpu")
-        return "none: the CPU device's memory is that of the host (--offload-optimizer cpu)";
+    std::vector<std::string> texts;
+    for (const auto& [name, tier] : {std::pair("optimizer", options.offload_optimizer),
+                                     std::pair("parameters", options.offload_parameters)})
+        if (tier == "cpu")
+            texts.push_back(fmt::format(
+                "--offload-{} cpu changes nothing: the CPU device's memory is that of the host", name));
     const std::uint64_t bytes = run.plan.store.file_bytes;
-    if (bytes == 0) return "";
-    return fmt::format("{} per process in {}, of which a step reads and writes all", human_bytes(bytes),
-                       options.nvme_dir);
+    if (bytes > 0) {
+        const BytesOnDisk& disk = run.plan.disk;
+        texts.push_back(fmt::format("{} per process in {}{}{}", human_bytes(bytes), options.nvme_dir,
+                                    run.trains
+                                        ? fmt::format("; a step reads {} and writes {}",
+                                                      human_bytes(disk.read), human_bytes(disk.written))
+                                        : "",
+                                    options.offload_parameters == "nvme" && options.sample_tokens == 0 &&
+                                            !options.is_given("sample-tokens")
+                                        ? "; no samples, which --sample-tokens would ask for"
+                                        : ""));
+    }
+    return fmt::format("{}", fmt::join(texts, "; "));
 }
 
 Rows header_rows(const PreparedRun& run) {

@@ -258,8 +258,11 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
             {"Reduce gradients once per step or micro-batch (default: micro-batch from ZeRO stage 2, else "
              "step)"},
             Choices{"step", "micro-batch"});
-    setting("prefetch-units", o.prefetch_units,
-            {"With ZeRO stage 3, gather parameters N units ahead (default: 1)"}, any);
+    setting(
+        "prefetch-units", o.prefetch_units,
+        {"With ZeRO stage 3, gather parameters N units ahead (default: 1); with --offload-parameters, read "
+         "them N units ahead (default: 2)"},
+        any);
     setting("reshard-after-forward", o.reshard_after_forward,
             {"With ZeRO stage 3, free parameters after the forward pass and gather them again for the "
              "backward pass"},
@@ -272,8 +275,11 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
     setting("offload-optimizer", o.offload_optimizer,
             {"Keep AdamW's moments and the master weights in host memory, or on a disk"},
             Choices{"none", "cpu", "nvme"});
+    setting("offload-parameters", o.offload_parameters,
+            {"Keep the layers' parameters in host memory, or on a disk, between their uses"},
+            Choices{"none", "cpu", "nvme"});
     setting("nvme-dir", o.nvme_dir,
-            {"With --offload-optimizer nvme, keep them in DIR, or each process in one of several",
+            {"With --offload-* nvme, the directory on a disk; with several, processes take turns",
              "DIR[,DIR...]"},
             any);
 

@@ -7,7 +7,6 @@
 #include <filesystem>
 #include <functional>
 #include <numeric>
-#include <sstream>
 #include <string>
 
 #include "llmc/core/error.h"
@@ -36,26 +35,16 @@ std::string broadcast_text(Communicator& world, const std::string& own, int root
     return {reinterpret_cast<const char*>(words.data()), static_cast<std::size_t>(bytes)};
 }
 
-// Processes take the drives in turn.
-std::string drive_of(const std::string& directories, int rank) {
-    std::vector<std::string> drives;
-    std::istringstream names(directories);
-    for (std::string name; std::getline(names, name, ',');)
-        if (!name.empty()) drives.push_back(name);
-    return drives.empty() ? "" : drives[static_cast<std::size_t>(rank) % drives.size()];
-}
-
 }  // namespace
 
 Trainer::Trainer(const Options& options, const RunPlan& plan, Device& device, Communicator& world,
-                 const MeshGroups& groups, bool resumes)
+                 const MeshGroups& groups, bool resumes, const std::string& scratch)
     : options_(options),
       plan_(plan),
       device_(device),
       world_(world),
       arenas_(device, plan.memory),
-      store_(device, arenas_, plan.store, options.weight_decay, plan.spec.mesh.shard(),
-             drive_of(options.nvme_dir, plan.spec.mesh.rank)),
+      store_(device, arenas_, plan.store, options.weight_decay, plan.spec.mesh.shard(), scratch),
       transfer_(device, store_, world, plan.spec.mesh, plan.parts),
       executor_(*plan.lists, device, groups, store_, bind(plan.activations, arenas_),
                 static_cast<int>(plan.micro_batches), options.overlap_grad_reduce),

@@ -44,11 +44,11 @@ inline bool is_due(std::int64_t every, std::int64_t step) { return every > 0 && 
 class Trainer {
   public:
     // Allocates the plan's memory and initialises the weights from the seed or from --init, unless a
-    // checkpoint is to be resumed. `world` communicates host memory, `groups` the device's memory. All
-    // arguments outlive the trainer. All ranks make one at the same time, and call the functions below
-    // together.
+    // checkpoint is to be resumed. `world` communicates host memory, `groups` the device's memory. What is on
+    // a disk is in a file of the directory `scratch`. All other arguments outlive the trainer. All ranks make
+    // one at the same time, and call the functions below together.
     Trainer(const Options& options, const RunPlan& plan, Device& device, Communicator& world,
-            const MeshGroups& groups, bool resumes = false);
+            const MeshGroups& groups, bool resumes = false, const std::string& scratch = "");
 
     Device& device() { return device_; }
     const Arenas& arenas() const { return arenas_; }

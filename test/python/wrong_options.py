@@ -31,7 +31,7 @@ EXAMPLE = '{"ctx": "once", "endings": ["a", "b", "c", "d"], "label": 2}\n'
 # Options without meaning for a text from given weights, even with their default values.
 OF_TRAINING = [
     "--train-data=x.txt", "--val-data=x.txt", "--steps=1200", "--global-batch-tokens=384", "--micro-batch-size=1", "--gradient-dtype=fp32",
-    "--precision=bf16", "--moments-dtype=fp32", "--master-dtype=fp32", "--fp8=none", "--fp8-history=16", "--offload-optimizer=none", "--nvme-dir=x",
+    "--precision=bf16", "--moments-dtype=fp32", "--master-dtype=fp32", "--fp8=none", "--fp8-history=16", "--offload-optimizer=none",
     "--recompute=none", "--recompute-every=1", "--reduce-every=step", "--check-replicas-every=0", "--lr=1", "--warmup-steps=1",
     "--lr-schedule=cosine", "--min-lr-fraction=0.1", "--weight-decay=0.1", "--beta1=0.9", "--beta2=0.95", "--eps=1e-8", "--grad-clip=1",
     "--stochastic-rounding", "--val-every=100", "--val-batches=20", "--eval-hellaswag=x.jsonl", "--eval-every=0", "--eval-examples=0",

@@ -29,9 +29,10 @@ constexpr int layers = 5;
 
 std::string text_of(const StepSpec& spec) {
     const Sharding& s = spec.sharding;
-    return fmt::format("stage {}, {} x {}, each {}, {} micro-batches, rounds {}, prefetch {}, reshards {}",
-                       s.stage, s.replicas, s.shards, s.reduces_each_micro_batch, spec.pipeline.micro_batches,
-                       spec.rounds_gradients, s.prefetch_units, s.reshards_after_forward);
+    return fmt::format(
+        "stage {}, {} x {}, each {}, {} micro-batches, rounds {}, prefetch {}, reshards {}, offloads {}",
+        s.stage, s.replicas, s.shards, s.reduces_each_micro_batch, spec.pipeline.micro_batches,
+        spec.rounds_gradients, s.prefetch_units, s.reshards_after_forward, s.offloads_parameters);
 }
 
 // Calls f with every combination.
@@ -42,16 +43,18 @@ void for_all(const std::function<void(const StepSpec&)>& f) {
                 for (const bool each : {false, true})
                     for (const bool rounds : {false, true})
                         for (const int prefetch : {0, 1, 2, 7})
-                            for (const bool reshards : {true, false}) {
+                            for (const auto& [reshards, offloads] :
+                                 {std::pair(true, false), std::pair(false, false), std::pair(true, true)}) {
                                 if (stage == 0 && replicas > 1) continue;
-                                if (stage < 3 && (prefetch != 1 || !reshards)) continue;
+                                if (stage < 3 && !offloads && (prefetch != 1 || !reshards)) continue;
                                 f(whole_spec(layers,
                                              {.stage = stage,
                                               .shards = 4,
                                               .replicas = replicas,
                                               .reduces_each_micro_batch = each,
                                               .prefetch_units = prefetch,
-                                              .reshards_after_forward = reshards},
+                                              .reshards_after_forward = reshards,
+                                              .offloads_parameters = offloads},
                                              micro_batches, rounds));
                             }
 }
@@ -59,8 +62,8 @@ void for_all(const std::function<void(const StepSpec&)>& f) {
 TEST(Sharding, EveryListIsSound) {
     int lists = 0;
     for_all([&](const StepSpec& spec) {
-        for (const auto build :
-             {build_training_step, build_evaluation_step, build_generation_step, build_parameter_gathers}) {
+        for (const auto build : {build_training_step, build_update_step, build_evaluation_step,
+                                 build_generation_step, build_parameter_gathers}) {
             EXPECT_NO_THROW(check_step(build(spec))) << text_of(spec);
             ++lists;
         }

@@ -498,6 +498,58 @@ TEST(StateOnDisk, FindsFaults) {
     expect_found(good, "the disk lacks a piece of state");
 }
 
+// ---- parameters on disk
+
+StepSpec spec_with_parameters_on_disk(int stage) {
+    return whole_spec(layers, {.stage = stage, .shards = 4, .prefetch_units = 1, .offloads_parameters = true},
+                      micro_batches);
+}
+
+// Only layers have parameters on disk. A step writes them once, after their update, which comes after they are read and
+// before anything else uses them.
+TEST(ParametersOnDisk, AreReadUpdatedAndWritten) {
+    for (const int zero : {0, 1, 2, 3}) {
+        const Step step = build_training_step(spec_with_parameters_on_disk(zero));
+        check_step(step);
+        EXPECT_EQ(count(step, ActionKind::write_parameters), layers);
+        EXPECT_GE(count(step, ActionKind::read_parameters), layers);
+        std::set<int> places;
+        for (int block = 0; block < layers; ++block) {
+            std::vector<ActionKind> kinds;
+            for (const Action& action : step.actions) {
+                if (action.unit != block_unit(block)) continue;
+                kinds.push_back(action.kind);
+                if (action.kind == ActionKind::read_parameters) places.insert(action.writes.front().index);
+            }
+            std::vector<ActionKind> expected = {ActionKind::read_parameters, ActionKind::update,
+                                                ActionKind::write_parameters};
+            if (zero == 1 || zero == 2) expected.insert(expected.end() - 1, ActionKind::gather_parameters);
+            if (zero == 3) expected.push_back(ActionKind::gather_parameters);
+            kinds.resize(expected.size());
+            EXPECT_EQ(kinds, expected) << "stage " << zero;
+        }
+        EXPECT_EQ(places.size(), 2) << "prefetch_units + 1";
+    }
+}
+
+TEST(ParametersOnDisk, FindsFaults) {
+    for (const int zero : {0, 3}) {
+        const Step good = build_training_step(spec_with_parameters_on_disk(zero));
+        const auto without = [&](ActionKind kind) {
+            Step faulty = good;
+            erase_first(faulty.actions, kind);
+            return faulty;
+        };
+        expect_found(without(ActionKind::read_parameters),
+                     zero == 3 ? "still on the disk" : "reads parameters that are not gathered");
+        expect_found(without(ActionKind::write_parameters), "the disk lacks");
+        Step early = good;
+        const auto write = std::ranges::find(early.actions, ActionKind::write_parameters, &Action::kind);
+        std::iter_swap(write, write - 1);
+        expect_found(std::move(early), "before their update");
+    }
+}
+
 TEST(CheckStep, FindsASecondUpdate) {
     expect_fault(
         [](auto& actions) {

@@ -17,7 +17,7 @@ namespace llmc {
 namespace {
 
 using enum ActionKind;
-using Buffers = std::bitset<512>;
+using Buffers = std::bitset<1024>;
 
 struct Uses {
     Buffers reads, writes, all;

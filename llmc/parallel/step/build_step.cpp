@@ -49,9 +49,9 @@ class StepBuilder {
         for (const int part : spec.slots) buffers_.add_slot(kind_of_slot(part));
     }
 
-    Step finish() {
+    Step finish(bool gathers = true) {
         insert_recomputes(step_);
-        insert_gathers(step_);
+        if (gathers) insert_gathers(step_);
         return std::move(step_);
     }
 
@@ -369,10 +369,12 @@ Step ordered(Step step) {
     return step;
 }
 
-Step updates(const StepSpec& spec, std::span<const int> units) {
+// The updates that finish a step: as a list of their own, or to be inserted into one that gathers and releases
+// parameters.
+Step updates(const StepSpec& spec, std::span<const int> units, bool are_alone) {
     StepBuilder build(spec);
-    build.units().update(units);
-    Step step = build.finish();
+    build.units().update(units, are_alone);
+    Step step = build.finish(are_alone);
     for (Action& action : step.actions) action.is_of_update = true;
     return step;
 }
@@ -392,14 +394,14 @@ Step build_training_step(const StepSpec& spec) {
     build.units().reduce_loss();
     build.units().norm();
     Step step = build.finish();
-    insert_updates(step, updates(spec, units_by_first_use(step)));
+    insert_updates(step, updates(spec, units_by_first_use(step), spec.pipeline.stages > 1));
     return ordered(std::move(step));
 }
 
 Step build_update_step(const StepSpec& spec) {
     std::vector<int> units;
     for (const auto& [unit, _] : spec.part.units) units.push_back(unit);
-    return ordered(updates(spec, units));
+    return ordered(updates(spec, units, true));
 }
 
 Step build_evaluation_step(const StepSpec& spec) {

@@ -26,10 +26,10 @@ std::string describe(const Step& step, std::size_t position) {
 class Checker {
   public:
     explicit Checker(const Step& step) : step_(step), sharding_(step.sharding), part_(step.part) {
-        if (sharding_.keeps_parameters_whole()) {
-            for (int unit = 0; unit < part_.outline->units_count(); ++unit) {
-                if (part_.has_unit(unit)) parameters_[unit] = unit;
-            }
+        for (const auto& [unit, _] : part_.units) {
+            if (are_parameters_on_disk(sharding_, unit, part_)) continue;
+            if (sharding_.keeps_parameters_whole()) parameters_[unit] = unit;
+            parameter_shards_[unit] = unit;
         }
         for (const Action& action : step.actions)
             if (action.kind == ActionKind::update) expect_update(action);
@@ -56,6 +56,7 @@ class Checker {
 
     void finish() const {
         if (!held_.empty()) programming_error("step: the disk lacks a piece of state that was updated");
+        if (!unstored_.empty()) programming_error("step: the disk lacks parameters that were updated");
         if (!with_gradients_.empty() && !norm_done_) programming_error("step: the norm is never made");
         for (const int unit : with_gradients_) {
             if (!updated_.contains(unit))
@@ -103,6 +104,7 @@ class Checker {
     }
 
     void update(const Action& action) {
+        if (are_parameters_on_disk(sharding_, action.unit, part_)) unstored_.insert(action.unit);
         const auto waiting = waiting_.find(action.unit);
         require(waiting != waiting_.end() && waiting->second.erase(action.piece) == 1,
                 "updates its unit a second time");
@@ -113,7 +115,7 @@ class Checker {
         std::erase_if(gradients_, [&](const auto& of) { return of.second.unit == action.unit; });
         // Other ranks have updated the rest.
         if (sharding_.keeps_parameters_whole() && !sharding_.keeps_optimizer_whole() && sharding_.ranks() > 1)
-            parameters_.erase(place_of_parameters(sharding_, action.unit, part_));
+            ungathered_.insert(action.unit);
     }
 
     void take_norm() {
@@ -182,13 +184,21 @@ class Checker {
                 require(recomputed_[use.index] == std::pair(use.unit, action.micro_batch),
                         "reads what is to be recomputed first");
                 break;
-            case BufferRole::parameter_shard:
+            case BufferRole::parameter_shard: {
                 require_updated(action, use);
+                const auto found = parameter_shards_.find(use.index);
+                require(found != parameter_shards_.end() && found->second == use.unit,
+                        "reads a shard of parameters that is still on the disk");
+                break;
+            }
+            case BufferRole::stored_parameters:
+                require(!unstored_.contains(use.unit), "reads parameters that the disk lacks");
                 break;
             case BufferRole::parameters: {
                 require_updated(action, use);
                 // A rank's own part of whole parameters needs no gather.
-                if (action.kind == ActionKind::gather_parameters) break;
+                if (action.kind == ActionKind::gather_parameters && ungathered_.contains(use.unit)) break;
+                require(!ungathered_.contains(use.unit), "reads parameters that are not gathered");
                 const auto found = parameters_.find(use.index);
                 require(found != parameters_.end() && found->second == use.unit,
                         "reads parameters that are not gathered");
@@ -252,6 +262,12 @@ class Checker {
                 return;
             case BufferRole::parameters:
                 return write_parameters(action, use);
+            case BufferRole::parameter_shard:
+                return write_parameter_shard(action, use);
+            case BufferRole::stored_parameters:
+                require(!waiting_.contains(use.unit), "writes parameters to the disk before their update");
+                unstored_.erase(use.unit);
+                return;
             case BufferRole::gradient_sums:
                 return write_sums(action, use);
             case BufferRole::gradients:
@@ -264,17 +280,29 @@ class Checker {
     }
 
     void write_parameters(const Action& action, const BufferUse& use) {
-        if (sharding_.keeps_parameters_whole()) {
-            if (action.kind == ActionKind::gather_parameters) parameters_[use.index] = use.unit;
-            return;
-        }
         if (action.kind == ActionKind::release) {
             require(parameters_.erase(use.index) == 1, "releases parameters that are not there");
+            require(!sharding_.keeps_parameters_whole() || !unstored_.contains(use.unit),
+                    "releases parameters that the disk lacks");
             return;
         }
-        require(action.kind == ActionKind::gather_parameters, "must not write whole parameters");
-        require(!parameters_.contains(use.index), "gathers over parameters that are in use");
+        if (sharding_.keeps_parameters_whole() && action.kind != ActionKind::read_parameters) {
+            if (action.kind == ActionKind::gather_parameters) ungathered_.erase(use.unit);
+            return;
+        }
+        require(action.kind == ActionKind::gather_parameters || action.kind == ActionKind::read_parameters,
+                "must not write whole parameters");
+        require(!parameters_.contains(use.index), "gathers or reads over parameters that are in use");
         parameters_[use.index] = use.unit;
+    }
+
+    void write_parameter_shard(const Action& action, const BufferUse& use) {
+        int& held = parameter_shards_.try_emplace(use.index, -1).first->second;
+        if (action.kind == ActionKind::read_parameters) {
+            require(!unstored_.contains(held), "reads over parameters that the disk lacks");
+            held = use.unit;
+        }
+        require(held == use.unit, "updates a shard of parameters that is still on the disk");
     }
 
     void write_gradients(const Action& action, const BufferUse& use) {
@@ -356,6 +384,9 @@ class Checker {
     std::map<BufferPlace, Owner> owner_;             // the chunk and micro-batch that wrote it last
     std::map<int, std::pair<int, int>> recomputed_;  // the part and the micro-batch that use the memory
     std::map<int, int> parameters_;                  // by buffer: the unit whose whole parameters it holds
+    std::map<int, int> parameter_shards_;            // by buffer: the unit whose shard it holds
+    std::set<int> ungathered_;                       // units of which other ranks have updated their share
+    std::set<int> unstored_;                         // units whose updated parameters the disk lacks
     std::map<int, Sums> sums_;
     std::map<int, Whole> gradients_;
     std::set<int> shards_;  // units whose gradient shard is filled

@@ -139,6 +139,7 @@ void Executor::record_weights() {
                                        mine = intersection(
                                            {entry.offset, entry.offset + entry.stored.elements()}, own);
                     if (mine.size() == 0) continue;
+                    store_.read_parameters(unit);
                     ops_.amax(
                         {places.amax[2 * operand + 1], DType::fp32, {1}},
                         store_.buffers(unit).updated_parameters.flat(mine.begin - own.begin, mine.size()));
@@ -218,7 +219,9 @@ void Executor::perform(const Action& action) {
             return action.piece < 0 ? update(action.unit) : update_piece(action);
         case ActionKind::read_state:
         case ActionKind::write_state:
-            return transfer_state(action);
+        case ActionKind::read_parameters:
+        case ActionKind::write_parameters:
+            return transfer_from_or_to_disk(action);
     }
 }
 
@@ -235,11 +238,22 @@ int Executor::buffer_of(const Action& action) {
     return std::ranges::find(uses, BufferRole::state_piece, &BufferUse::role)->index;
 }
 
-void Executor::transfer_state(const Action& action) {
-    transfers_[static_cast<std::size_t>(&action - step_->actions.data())] =
-        action.kind == ActionKind::read_state
-            ? store_.begin_read(action.unit, action.piece, buffer_of(action))
-            : store_.begin_write(action.unit, action.piece, buffer_of(action));
+void Executor::transfer_from_or_to_disk(const Action& action) {
+    int& number = transfers_[static_cast<std::size_t>(&action - step_->actions.data())];
+    switch (action.kind) {
+        case ActionKind::read_state:
+            number = store_.begin_read(action.unit, action.piece, buffer_of(action));
+            return;
+        case ActionKind::write_state:
+            number = store_.begin_write(action.unit, action.piece, buffer_of(action));
+            return;
+        case ActionKind::read_parameters:
+            number = store_.begin_read_parameters(action.unit);
+            return;
+        default:
+            number = store_.begin_write_parameters(action.unit);
+            return;
+    }
 }
 
 void Executor::transfer(const Action& action) {

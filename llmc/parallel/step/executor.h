@@ -114,7 +114,7 @@ class Executor final : private Performer {
     void update_piece(const Action& action);
     void update(const UnitBuffers& b, std::span<const AdamWSegment> segments, std::int64_t first_element);
     static int buffer_of(const Action& action);
-    void transfer_state(const Action& action);
+    void transfer_from_or_to_disk(const Action& action);
 
     // The first bytes of a part's parameters and of their gradient sums, in the order of the part; and those of its
     // amax.

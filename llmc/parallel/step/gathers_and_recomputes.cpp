@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -16,60 +17,94 @@ bool is_backward_after_recompute(const Action& action, const Action& before) {
            action.micro_batch == before.micro_batch;
 }
 
-// Calls f(use) for each unit's whole parameters that an action reads.
-template <class F>
-void for_each_parameters(const Action& action, F&& f) {
-    for (const BufferUse& use : action.reads) {
-        if (use.role == BufferRole::parameters) f(use);
+// What brings a unit's parameters into a buffer before an action reads them there.
+struct Fetch {
+    ActionKind kind;
+    StreamKind stream;
+    BufferRole into;
+    int ahead;  // parts of the model
+};
+
+// `source` is where a unit's parameters come from. Those of units without a source are always there.
+template <class Source>
+void insert_fetches(Step& step, const Fetch& fetch, const Source& source) {
+    std::map<int, int> held;                     // By buffer: the unit whose parameters it holds.
+    std::map<int, std::size_t> free_since;       // By buffer: the first action after its last use.
+    std::vector<std::size_t> parts;              // The actions that read parameters.
+    std::multimap<std::size_t, Action> fetches;  // By the action before which they are inserted.
+    const bool are_released = fetch.into == BufferRole::parameters;
+    for (std::size_t i = 0; i < step.actions.size(); ++i) {
+        const Action& action = step.actions[i];
+        if (action.kind == ActionKind::release) {
+            const BufferUse& released = action.writes.front();
+            if (!are_released) continue;
+            held.erase(released.index);
+            free_since[released.index] = i + 1;
+            continue;
+        }
+        bool reads = false;
+        for (const BufferUse& use : action.reads) {
+            if (use.role != fetch.into) continue;
+            reads = true;
+            const std::optional<BufferUse> from = source(use.unit);
+            if (!from) continue;
+            const auto found = held.find(use.index);
+            if (found == held.end() || found->second != use.unit) {
+                const auto ahead = static_cast<std::size_t>(fetch.ahead);
+                const std::size_t earliest = ahead == 0             ? i
+                                             : parts.size() < ahead ? 0
+                                                                    : parts[parts.size() - ahead];
+                fetches.emplace(std::max(earliest, free_since[use.index]), Action{.kind = fetch.kind,
+                                                                                  .stream = fetch.stream,
+                                                                                  .unit = use.unit,
+                                                                                  .reads = {*from},
+                                                                                  .writes = {use}});
+                held[use.index] = use.unit;
+            }
+            if (!are_released) free_since[use.index] = i + 1;
+        }
+        if (!reads) continue;
+        const Action* const before = parts.empty() ? nullptr : &step.actions[parts.back()];
+        const bool continues = before && (is_backward_after_recompute(action, *before) ||
+                                          (action.unit >= 0 && action.unit == before->unit));
+        if (!continues) parts.push_back(i);
     }
+
+    std::vector<Action> actions;
+    auto next = fetches.begin();
+    for (std::size_t i = 0; i < step.actions.size(); ++i) {
+        for (; next != fetches.end() && next->first == i; ++next) actions.push_back(std::move(next->second));
+        actions.push_back(std::move(step.actions[i]));
+    }
+    step.actions = std::move(actions);
 }
 
 }  // namespace
 
 void insert_gathers(Step& step) {
     const Sharding& sharding = step.sharding;
-    if (sharding.keeps_parameters_whole()) return;
-
-    std::map<int, int> held;                     // By buffer: the unit whose whole parameters it holds.
-    std::map<int, std::size_t> free_since;       // By buffer: the first action after its last use.
-    std::vector<std::size_t> parts;              // The actions that read parameters.
-    std::multimap<std::size_t, Action> gathers;  // By the action before which they are inserted.
-    for (std::size_t i = 0; i < step.actions.size(); ++i) {
-        const Action& action = step.actions[i];
-        if (action.kind == ActionKind::release) {
-            const BufferUse& released = action.writes.front();
-            held.erase(released.index);
-            free_since[released.index] = i + 1;
-            continue;
-        }
-        bool reads = false;
-        for_each_parameters(action, [&](const BufferUse& use) {
-            reads = true;
-            if (const auto found = held.find(use.index); found != held.end() && found->second == use.unit)
-                return;
-            const auto ahead = static_cast<std::size_t>(sharding.prefetch_units);
-            const std::size_t earliest = ahead == 0             ? i
-                                         : parts.size() < ahead ? 0
-                                                                : parts[parts.size() - ahead];
-            gathers.emplace(std::max(earliest, free_since[use.index]),
-                            Action{.kind = ActionKind::gather_parameters,
-                                   .stream = StreamKind::communication,
-                                   .unit = use.unit,
-                                   .reads = {{BufferRole::parameter_shard, use.unit, use.unit}},
-                                   .writes = {use}});
-            held[use.index] = use.unit;
-        });
-        if (reads && (parts.empty() || !is_backward_after_recompute(action, step.actions[parts.back()])))
-            parts.push_back(i);
+    const StagePart& part = step.part;
+    const bool gathers = !sharding.keeps_parameters_whole();
+    if (gathers) {
+        insert_fetches(
+            step,
+            {ActionKind::gather_parameters, StreamKind::communication, BufferRole::parameters,
+             sharding.gathered_ahead()},
+            [&](int unit) {
+                return std::optional<BufferUse>(
+                    {BufferRole::parameter_shard, place_of_parameter_shard(sharding, unit, part), unit});
+            });
     }
-
-    std::vector<Action> actions;
-    auto next = gathers.begin();
-    for (std::size_t i = 0; i < step.actions.size(); ++i) {
-        for (; next != gathers.end() && next->first == i; ++next) actions.push_back(std::move(next->second));
-        actions.push_back(std::move(step.actions[i]));
-    }
-    step.actions = std::move(actions);
+    if (!sharding.offloads_parameters) return;
+    const int ahead = sharding.prefetch_units - (gathers ? sharding.gathered_ahead() : 0);
+    insert_fetches(step,
+                   {ActionKind::read_parameters, StreamKind::disk_in,
+                    gathers ? BufferRole::parameter_shard : BufferRole::parameters, ahead},
+                   [&](int unit) {
+                       return are_parameters_on_disk(sharding, unit, part)
+                                  ? std::optional<BufferUse>({BufferRole::stored_parameters, unit, unit})
+                                  : std::nullopt;
+                   });
 }
 
 namespace {

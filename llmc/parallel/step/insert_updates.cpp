@@ -23,10 +23,12 @@ void for_each_unit_of(const Action& action, F&& f) {
 std::vector<int> units_by_first_use(const Step& step) {
     std::vector<int> units;
     std::set<int> seen;
-    for (const Action& action : step.actions)
+    for (const Action& action : step.actions) {
+        if (action.kind == ActionKind::read_parameters) continue;  // comes long before its unit is needed
         for_each_unit_of(action, [&](int unit) {
             if (seen.insert(unit).second) units.push_back(unit);
         });
+    }
     return units;
 }
 
@@ -37,22 +39,37 @@ void insert_updates(Step& step, Step updates) {
         step.actions = std::move(before);
         return;
     }
-    // By unit: the end of its updates, and of those of the unit after it.
-    std::map<int, std::size_t> ends;
-    std::vector<int> units;
-    for (std::size_t i = 0; i < before.size(); ++i) {
-        if (before[i].kind != ActionKind::update && before[i].kind != ActionKind::gather_parameters) continue;
-        if (units.empty() || units.back() != before[i].unit) units.push_back(before[i].unit);
-        ends[units.back()] = i + 1;
-        if (units.size() > 1) ends[units[units.size() - 2]] = i + 1;
+    std::map<int, std::ptrdiff_t> ends;  // by unit: the end of its updates
+    std::map<int, int> following;        // the unit after it
+    int last = -1;
+    for (std::ptrdiff_t i = 0; i < std::ssize(before); ++i) {
+        const Action& action = before[static_cast<std::size_t>(i)];
+        if (action.kind == ActionKind::read_state || action.kind == ActionKind::write_state) continue;
+        if (last >= 0 && last != action.unit) following[last] = action.unit;
+        last = action.unit;
+        ends[last] = i + 1;
     }
     std::vector<Action> actions;
+    std::set<int> read;  // units whose parameters are being read from the disk
     auto next = before.begin();
+    const auto update = [&](int unit) {
+        const auto end = before.begin() + ends[unit];
+        for (; next < end; ++next) actions.push_back(std::move(*next));
+    };
+    const auto may_be_ahead = [&](int unit) {
+        return step.sharding.keeps_parameters_whole() &&
+               (!are_parameters_on_disk(step.sharding, unit, step.part) || read.contains(unit));
+    };
     for (Action& action : step.actions) {
-        for_each_unit_of(action, [&](int unit) {
-            const auto end = before.begin() + static_cast<std::ptrdiff_t>(ends[unit]);
-            for (; next < end; ++next) actions.push_back(std::move(*next));
-        });
+        if (action.kind == ActionKind::read_parameters) {
+            read.insert(action.unit);
+        } else {
+            for_each_unit_of(action, [&](int unit) {
+                update(unit);
+                const auto found = following.find(unit);
+                if (found != following.end() && may_be_ahead(found->second)) update(found->second);
+            });
+        }
         actions.push_back(std::move(action));
     }
     std::move(next, before.end(), std::back_inserter(actions));

@@ -16,6 +16,7 @@ bool belongs_to_unit(BufferRole role) {
         case BufferRole::gradient_shard:
         case BufferRole::gradient_sums:
         case BufferRole::optimizer:
+        case BufferRole::stored_parameters:
             return true;
         default:
             return false;

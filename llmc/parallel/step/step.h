@@ -83,6 +83,10 @@ enum class ActionKind {
     read_state,
     // Writes it back.
     write_state,
+    // Reads a unit's parameters from the disk: whole, or at stage 3 this rank's shard.
+    read_parameters,
+    // Writes them there after their update.
+    write_parameters,
 };
 std::string_view name_of(ActionKind kind);
 
@@ -92,7 +96,7 @@ std::string_view name_of(ActionKind kind);
 enum class BufferRole {
     // A unit's whole parameters. Index: place_of_parameters(unit).
     parameters,
-    // This rank's shard, if it is no part of the whole parameters. Index: unit.
+    // This rank's shard, if it is no part of the whole parameters. Index: place_of_parameter_shard(unit).
     parameter_shard,
     // A unit's whole gradients. Index: place_of_gradients(unit).
     gradients,
@@ -130,6 +134,8 @@ enum class BufferRole {
     amax,
     // Holds a piece of optimizer state on its way from the disk and back. Index: the buffer.
     state_piece,
+    // A unit's parameters on the disk. Index: unit.
+    stored_parameters,
 };
 
 struct BufferUse {
@@ -189,6 +195,7 @@ void order_streams(Step& step);
 // - It reads parameters before their update, or updates a unit twice; or the list never updates a unit.
 // - It makes the norm of gradients that lack other stages or ranks; or the list never makes it.
 // - It updates a piece of state that is not in its buffer, or loses one that the disk lacks.
+// - It reads parameters from a disk over others that are in use, or loses some that the disk lacks.
 // - It may run before an action of another stream on which it depends is done.
 void check_step(const Step& step);
 // Checks the lists of all stages together. Throws a ProgrammingError if a stage receives something other than

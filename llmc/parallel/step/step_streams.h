@@ -32,8 +32,8 @@ inline Phase phase_of(ActionKind kind) {
                                    backward,      backward,      communication, communication, backward,
                                    communication, communication, communication, communication, communication,
                                    norm,          communication, norm,          update,        update,
-                                   update};
-    static_assert(phases.size() == static_cast<std::size_t>(ActionKind::write_state) + 1);
+                                   update,        communication, communication};
+    static_assert(phases.size() == static_cast<std::size_t>(ActionKind::write_parameters) + 1);
     return phases.at(static_cast<std::size_t>(kind));
 }
 

@@ -21,7 +21,7 @@ std::string_view name_of(ActionKind kind) {
                       "send_activation", "receive_gradient", "send_gradient", "logits", "round", "accumulate",
                       "reduce_scatter", "all_reduce", "accumulate_shard", "sum_replicated", "sum_tied",
                       "gather_gradients", "reduce_loss", "reduce_amax", "square", "gather_squares", "norm",
-                      "update", "read_state", "write_state");
+                      "update", "read_state", "write_state", "read_parameters", "write_parameters");
 }
 
 namespace {
@@ -29,7 +29,8 @@ namespace {
 std::string_view name_of(BufferRole role) {
     return name_among(role, "parameters", "parameter shard", "gradients", "gradient shard", "sums",
                       "optimizer", "tokens", "input", "residual", "saved", "recomputed", "doutputs",
-                      "dresidual", "rows", "logits", "loss", "squares", "norm", "amax", "piece in buffer");
+                      "dresidual", "rows", "logits", "loss", "squares", "norm", "amax", "piece in buffer",
+                      "parameters on disk of");
 }
 
 // Stands before the number of a buffer that micro-batches use in turn. It is not printed.

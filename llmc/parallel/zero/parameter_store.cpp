@@ -59,6 +59,7 @@ StoreLayout lay_out_store(MemoryLayout& layout, const StoreDtypes& dtypes, const
     for (const Outline::OutlinedUnit& outlined : part.outline->units) {
         const UnitLayout& unit = store.units.emplace_back(outlined.spec, tensor);
         const auto number = static_cast<int>(store.buffers.size());
+        store.parameter_places.emplace_back();
         if (!part.has_unit(number)) {
             store.buffers.emplace_back();
             store.pieces.emplace_back();
@@ -75,10 +76,23 @@ StoreLayout lay_out_store(MemoryLayout& layout, const StoreDtypes& dtypes, const
             return place == number ? make() : store.buffers[static_cast<std::size_t>(place)].*buffer;
         };
         UnitBufferIds ids{};
-        ids.parameters = at(place_of_parameters(sharding, number, part), &UnitBufferIds::parameters,
-                            [&] { return layout.add(ArenaKind::parameters, unit.name(), dtype, whole); });
-        if (!sharding.keeps_parameters_whole())
-            ids.parameter_shard = layout.add(ArenaKind::parameters, unit.name() + ".shard", dtype, shard);
+        const bool is_on_disk = are_parameters_on_disk(sharding, number, part);
+        const std::size_t alignment = is_on_disk ? ScratchFile::alignment : buffer_alignment;
+        ids.parameters = at(place_of_parameters(sharding, number, part), &UnitBufferIds::parameters, [&] {
+            return layout.add(ArenaKind::parameters, unit.name(), dtype, whole, alignment);
+        });
+        if (!sharding.keeps_parameters_whole()) {
+            const int place = place_of_parameter_shard(sharding, number, part);
+            ids.parameter_shard =
+                place == number
+                    ? layout.add(ArenaKind::parameters, unit.name() + ".shard", dtype, shard, alignment)
+                    : store.buffers[static_cast<std::size_t>(place)].parameter_shard;
+        }
+        if (is_on_disk) {
+            store.parameter_places.back() = store.file_bytes;
+            store.file_bytes +=
+                whole_blocks((sharding.keeps_parameters_whole() ? whole : shard).elements() * size_of(dtype));
+        }
         ids.gradients =
             at(place_of_gradients(sharding, rounds, number, part), &UnitBufferIds::gradients, [&] {
                 return layout.add(ArenaKind::gradients, unit.name(), dtypes.gradients, if_training(whole));
@@ -130,9 +144,11 @@ ParameterStore::ParameterStore(Device& device, const Arenas& arenas, const Store
       part_(layout.part),
       shard_(shard),
       pieces_(layout.pieces),
+      parameter_places_(layout.parameter_places),
       layouts_(layout.units) {
     const bool is_on_disk = dtypes_.tier == StateTier::disk;
-    if (is_on_disk) file_ = std::make_unique<ScratchFile>(directory, layout.file_bytes);
+    if (is_on_disk || sharding_.offloads_parameters)
+        file_ = std::make_unique<ScratchFile>(directory, layout.file_bytes);
     for (const BufferId& buffer : layout.piece_buffers) piece_buffers_.push_back(arenas[buffer]);
     const bool whole = sharding_.keeps_optimizer_whole();
     for (const UnitBufferIds& ids : layout.buffers) {
@@ -207,6 +223,30 @@ int ParameterStore::begin_write(int unit, int piece, int buffer) const {
                               PieceBytes(of.elements(), has_master(), dtypes_.moments).all);
 }
 
+Tensor ParameterStore::on_disk(int unit) const {
+    return sharding_.keeps_parameters_whole() ? buffers(unit).parameters : buffers(unit).parameter_shard;
+}
+
+int ParameterStore::begin_read_parameters(int unit) const {
+    const Tensor to = on_disk(unit);
+    return file_->begin_read(*parameter_places_[static_cast<std::size_t>(unit)], to.data,
+                             whole_blocks(to.bytes()));
+}
+
+int ParameterStore::begin_write_parameters(int unit) const {
+    const Tensor from = on_disk(unit);
+    return file_->begin_write(*parameter_places_[static_cast<std::size_t>(unit)], from.data,
+                              whole_blocks(from.bytes()));
+}
+
+void ParameterStore::read_parameters(int unit) const {
+    if (parameter_places_[static_cast<std::size_t>(unit)]) file_->wait(begin_read_parameters(unit));
+}
+
+void ParameterStore::write_parameters(int unit) const {
+    if (parameter_places_[static_cast<std::size_t>(unit)]) file_->wait(begin_write_parameters(unit));
+}
+
 UnitBuffers ParameterStore::in_buffer(int unit, int piece, int buffer) const {
     const UnitBuffers& whole = buffers(unit);
     const StatePiece& of = pieces(unit)[static_cast<std::size_t>(piece)];
@@ -251,15 +291,17 @@ void ParameterStore::set_weights(int unit, std::span<const float> values) {
     check(static_cast<std::int64_t>(values.size()) == own.updated_parameters.elements(),
           "as many weights as this rank updates");
     if (is_state_on_disk() && has_master()) {
-        return for_each_piece(unit, true, [&](const StatePiece& piece, const UnitBuffers& of) {
+        for_each_piece(unit, true, [&](const StatePiece& piece, const UnitBuffers& of) {
             upload_rounded(device_, of.master,
                            values.subspan(static_cast<std::size_t>(piece.begin),
                                           static_cast<std::size_t>(piece.elements())));
             device_.ops().cast(of.updated_parameters, of.master);
         });
+    } else {
+        upload_rounded(device_, own.master, values);
+        if (has_master()) device_.ops().cast(own.updated_parameters, own.master);
     }
-    upload_rounded(device_, own.master, values);
-    if (has_master()) device_.ops().cast(own.updated_parameters, own.master);
+    write_parameters(unit);
 }
 
 void ParameterStore::read(int unit, Tensor UnitBuffers::*flat, std::span<float> values) const {
@@ -273,6 +315,7 @@ void ParameterStore::read(int unit, Tensor UnitBuffers::*flat, std::span<float> 
                              of.*flat);
         });
     }
+    if (is_of_parameters(flat)) read_parameters(unit);
     if (!is_in_8_bits(flat)) return download_widened(device_, values, own.*flat);
     const bool is_first = flat == &UnitBuffers::m;
     const EightBitMoments& of = own.in_8_bits;
@@ -307,6 +350,7 @@ void ParameterStore::for_each_held(int unit, Tensor UnitBuffers::*flat, const El
         }
         return;
     }
+    if (is_of_parameters(flat)) read_parameters(unit);
     const UnitBuffers& own = buffers(unit);
     const Tensor elements = (own.*flat).flat(part.begin, part.size());
     if (!is_in_8_bits(flat)) return f(elements);
@@ -379,6 +423,7 @@ void ParameterStore::round_stochastically(std::uint64_t seed, std::int64_t step)
         } else {
             round(buffers(unit).updated_parameters, buffers(unit).master, first_element(unit));
         }
+        write_parameters(unit);
     }
 }
 

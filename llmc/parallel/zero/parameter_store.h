@@ -73,6 +73,8 @@ struct StoreLayout {
     std::vector<std::vector<StatePiece>> pieces{};
     std::uint64_t file_bytes = 0;
     std::vector<BufferId> piece_buffers{};
+    // Where the file has a unit's parameters, if they are on disk.
+    std::vector<std::optional<std::uint64_t>> parameter_places{};
 };
 
 // Lays out the buffers for one stage's and one tensor-parallel rank's part of the model, and a training step
@@ -92,7 +94,7 @@ ElementRange intersection(const ElementRange& a, const ElementRange& b);
 class ParameterStore {
   public:
     // `shard` is this rank's shard. `weight_decay` applies to the tensors whose ParamSpec decays.
-    // State on disk lies in a file of `directory`.
+    // What is on disk lies in a file of `directory`.
     ParameterStore(Device& device, const Arenas& arenas, const StoreLayout& layout, double weight_decay,
                    int shard, const std::string& directory = "");
 
@@ -101,7 +103,7 @@ class ParameterStore {
     DType dtype_of_moments() const { return dtypes_.moments; }
     // Whether master weights are kept beside the parameters.
     bool has_master() const { return dtypes_.keeps_master(); }
-    bool is_state_on_disk() const { return file_ != nullptr; }
+    bool is_state_on_disk() const { return dtypes_.tier == StateTier::disk; }
     const Sharding& sharding() const { return sharding_; }
     const StagePart& part() const { return part_; }
     int shard() const { return shard_; }
@@ -121,6 +123,11 @@ class ParameterStore {
     // Begin the transfer of a piece from or to the file.
     int begin_read(int unit, int piece, int buffer) const;
     int begin_write(int unit, int piece, int buffer) const;
+    // The same of a unit's parameters: whole, or at stage 3 this rank's shard.
+    int begin_read_parameters(int unit) const;
+    int begin_write_parameters(int unit) const;
+    // Reads them into their buffer, unless they are always in memory.
+    void read_parameters(int unit) const;
     ScratchFile& file() const { return *file_; }
     // What the user should know of the file's disk; empty without one.
     std::string note() const { return file_ ? file_->note() : ""; }
@@ -173,6 +180,12 @@ class ParameterStore {
     }
 
     void require_finished() const;
+    Tensor on_disk(int unit) const;
+    void write_parameters(int unit) const;
+    bool is_of_parameters(Tensor UnitBuffers::*flat) const {
+        return flat == &UnitBuffers::parameters || flat == &UnitBuffers::parameter_shard ||
+               flat == &UnitBuffers::updated_parameters || (flat == &UnitBuffers::master && !has_master());
+    }
     // Calls f(the piece, its state in memory) for each piece on disk; with `writes`, what f changes is written.
     template <class F>
     void for_each_piece(int unit, bool writes, const F& f) const;
@@ -186,6 +199,7 @@ class ParameterStore {
     std::unique_ptr<ScratchFile> file_;  // null: state is in memory
     std::vector<std::vector<StatePiece>> pieces_;
     std::vector<Tensor> piece_buffers_;
+    std::vector<std::optional<std::uint64_t>> parameter_places_;
     std::vector<UnitLayout> layouts_;
     std::vector<UnitBuffers> buffers_;
     std::vector<std::vector<AdamWSegment>> segments_;

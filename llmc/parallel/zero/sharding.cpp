@@ -39,9 +39,18 @@ std::string Sharding::description() const {
     return text;
 }
 
+bool are_parameters_on_disk(const Sharding& sharding, int unit, const StagePart& part) {
+    return sharding.offloads_parameters && part.alike.contains(part.outline->unit(unit).class_of_layers);
+}
+
 int place_of_parameters(const Sharding& sharding, int unit, const StagePart& part) {
-    if (sharding.keeps_parameters_whole() || !sharding.reshards_after_forward) return unit;
-    return turn(unit, part, sharding.prefetch_units + 1);
+    if (sharding.keeps_parameters_whole())
+        return sharding.offloads_parameters ? turn(unit, part, sharding.prefetch_units + 1) : unit;
+    return sharding.reshards_after_forward ? turn(unit, part, sharding.gathered_ahead() + 1) : unit;
+}
+
+int place_of_parameter_shard(const Sharding& sharding, int unit, const StagePart& part) {
+    return sharding.offloads_parameters ? turn(unit, part, sharding.prefetch_units + 1) : unit;
 }
 
 int place_of_gradients(const Sharding& sharding, int rounds, int unit, const StagePart& part) {

@@ -25,9 +25,13 @@ struct Sharding {
     // Gradients are reduced after each micro-batch, and the shards are added up. Otherwise they are reduced
     // once a step.
     bool reduces_each_micro_batch = false;
-    int prefetch_units = 1;  // stage 3: parameters are gathered this many parts of the model ahead
+    int prefetch_units =
+        1;  // parameters are gathered, or read from a disk, this many parts of the model ahead
     bool reshards_after_forward =
         true;  // stage 3: a block's parameters are gathered again for its backward pass
+
+    // The parameters of layers lie on a disk between their uses: whole, or at stage 3 this rank's shard.
+    bool offloads_parameters = false;
 
     int ranks() const { return shards * replicas; }
     int shard_of(int rank) const { return rank % shards; }
@@ -40,6 +44,11 @@ struct Sharding {
     double share_of_optimizer() const { return share(keeps_optimizer_whole()); }
     double share_of_gradients() const { return share(keeps_gradients_whole()); }
     double share_of_parameters() const { return share(keeps_parameters_whole()); }
+
+    // How many parts of the model ahead parameters are gathered at stage 3. What is on a disk is read before that.
+    int gathered_ahead() const {
+        return offloads_parameters ? (prefetch_units > 0 ? prefetch_units - 1 : 0) : prefetch_units;
+    }
 
     // The default of reduces_each_micro_batch: true if gradients are sharded, so that no rank keeps whole
     // gradients until the end of the step.
@@ -70,10 +79,14 @@ struct Sharding {
     double share(bool whole) const { return whole ? 1.0 : 1.0 / shards; }
 };
 
-// The unit whose buffer holds a unit's whole parameters, its whole gradients, or its gradient sums of one
-// micro-batch (with --gradient-dtype bf16). It is the unit itself; or, if layers of a class take buffers in
-// turn, the first unit of the pipeline stage that has the buffer.
+// Whether a unit's parameters are on a disk between their uses. Units that share no buffers stay in memory.
+bool are_parameters_on_disk(const Sharding& sharding, int unit, const StagePart& part);
+
+// The unit whose buffer holds a unit's whole parameters, a rank's shard of them, its whole gradients, or its
+// gradient sums of one micro-batch (with --gradient-dtype bf16). It is the unit itself; or, if layers of a class
+// take buffers in turn, the first unit of the pipeline stage that has the buffer.
 int place_of_parameters(const Sharding& sharding, int unit, const StagePart& part);
+int place_of_parameter_shard(const Sharding& sharding, int unit, const StagePart& part);
 int place_of_gradients(const Sharding& sharding, int rounds, int unit, const StagePart& part);
 int place_of_gradient_sums(int unit, const StagePart& part);
 

@@ -15,6 +15,12 @@ namespace llmc {
 
 inline constexpr int state_buffers = 3;
 
+// Bytes in the file and in buffers: a multiple of ScratchFile::alignment.
+inline std::uint64_t whole_blocks(std::uint64_t bytes) {
+    constexpr std::uint64_t block = 4096;
+    return (bytes + block - 1) / block * block;
+}
+
 // Elements [begin, end) of those that a rank updates of a unit.
 struct StatePiece {
     std::int64_t begin = 0, end = 0;
@@ -38,13 +44,12 @@ struct PieceBytes {
     std::size_t m = 0, v = 0, all = 0;
 
     PieceBytes(std::int64_t elements, bool has_master, DType moments) {
-        constexpr std::size_t block = 4096;
-        const auto whole_blocks = [&](DType dtype) {
-            return (static_cast<std::size_t>(elements) * size_of(dtype) + block - 1) / block * block;
+        const auto bytes = [&](DType dtype) {
+            return whole_blocks(static_cast<std::uint64_t>(elements) * size_of(dtype));
         };
-        m = has_master ? whole_blocks(DType::fp32) : 0;
-        v = m + whole_blocks(moments);
-        all = v + whole_blocks(moments);
+        m = has_master ? bytes(DType::fp32) : 0;
+        v = m + bytes(moments);
+        all = v + bytes(moments);
     }
 };
 

@@ -30,7 +30,7 @@ void UnitActions::communicate_data(Action action) {
 
 BufferUse UnitActions::own_parameters(int unit) const {
     if (sharding_.keeps_parameters_whole()) return whole_parameters(unit);
-    return {parameter_shard, unit, unit};
+    return {parameter_shard, place_of_parameter_shard(sharding_, unit, part_), unit};
 }
 
 BufferUse UnitActions::reduced(int unit) const {
@@ -46,7 +46,7 @@ BufferUse UnitActions::sums(int unit) const {
 // ---- around the parts of the model
 
 void UnitActions::release(int unit) {
-    if (sharding_.keeps_parameters_whole()) return;
+    if (sharding_.keeps_parameters_whole() && !are_on_disk(unit)) return;
     add({.kind = ActionKind::release, .unit = unit, .reads = {}, .writes = {whole_parameters(unit)}});
 }
 
@@ -149,15 +149,33 @@ void UnitActions::norm() {
     add({.kind = ActionKind::norm, .reads = {{squares}}, .writes = {{BufferRole::norm}}});
 }
 
-void UnitActions::update(std::span<const int> units) {
-    if (!spec_.state_pieces.empty()) return update_from_disk(units);
+void UnitActions::update(std::span<const int> units, bool releases) {
+    if (!spec_.state_pieces.empty()) return update_from_disk(units, releases);
     for (const int unit : units) {
         add({.kind = ActionKind::update,
              .unit = unit,
-             .reads = {updated_gradients(unit), {BufferRole::norm}, {optimizer, unit, unit}},
+             .reads = read_by_update(unit, {optimizer, unit, unit}),
              .writes = {{optimizer, unit, unit}, own_parameters(unit)}});
-        gather_updated(unit);
+        finish_updated(unit, releases);
     }
+}
+
+// Parameters on a disk are read as others are needed: without master weights, or if no update waits.
+std::vector<BufferUse> UnitActions::read_by_update(int unit, const BufferUse& state) const {
+    std::vector<BufferUse> reads = {updated_gradients(unit), {BufferRole::norm}, state};
+    if (are_on_disk(unit)) reads.push_back(own_parameters(unit));
+    return reads;
+}
+
+void UnitActions::finish_updated(int unit, bool releases) {
+    gather_updated(unit);
+    if (!are_on_disk(unit)) return;
+    add({.kind = ActionKind::write_parameters,
+         .stream = StreamKind::disk_out,
+         .unit = unit,
+         .reads = {own_parameters(unit)},
+         .writes = {{stored_parameters, unit, unit}}});
+    if (releases && sharding_.keeps_parameters_whole()) release(unit);
 }
 
 BufferUse UnitActions::updated_gradients(int unit) const {
@@ -166,7 +184,7 @@ BufferUse UnitActions::updated_gradients(int unit) const {
 
 // Each piece of state is read, updated and written in one of a few buffers, which take turns. A read comes in the list
 // as early as it has a buffer: while a piece is updated, the next is read and the one before is written.
-void UnitActions::update_from_disk(std::span<const int> units) {
+void UnitActions::update_from_disk(std::span<const int> units, bool releases) {
     struct PieceOfUnit {
         int unit, number, count;
     };
@@ -195,7 +213,7 @@ void UnitActions::update_from_disk(std::span<const int> units) {
         add({.kind = ActionKind::update,
              .unit = unit,
              .piece = number,
-             .reads = {updated_gradients(unit), {BufferRole::norm}, buffer(at)},
+             .reads = read_by_update(unit, buffer(at)),
              .writes = {buffer(at), own_parameters(unit)}});
         read(at + state_buffers - 1);
         add({.kind = ActionKind::write_state,
@@ -204,7 +222,7 @@ void UnitActions::update_from_disk(std::span<const int> units) {
              .piece = number,
              .reads = {buffer(at)},
              .writes = {on_disk(at)}});
-        if (number + 1 == count) gather_updated(unit);
+        if (number + 1 == count) finish_updated(unit, releases);
     }
 }
 
@@ -222,7 +240,8 @@ void UnitActions::finish_tied() {
 }
 
 void UnitActions::gather_all_updated() {
-    for_each_unit([&](int unit) { gather_updated(unit); });
+    if (sharding_.keeps_optimizer_whole() || !sharding_.keeps_parameters_whole()) return;
+    for_each_unit([&](int unit) { finish_updated(unit, true); });
 }
 
 // Gathers a unit's parameters, on ranks that keep them whole and have updated a shard.

@@ -40,8 +40,9 @@ class UnitActions {
 
     void reduce_loss();
     void norm();
-    // AdamW on each of these units in turn, each with the gather of what this rank's share of it lacks.
-    void update(std::span<const int> units);
+    // AdamW on each of these units in turn, and then the gather of its parameters if ranks update shares of them. With
+    // `releases`, parameters on a disk are given back at once.
+    void update(std::span<const int> units, bool releases);
     // Gathers every unit's parameters on ranks that keep them whole and have set a shard.
     void gather_all_updated();
 
@@ -76,8 +77,11 @@ class UnitActions {
     void gather_gradients(int unit);
     void finish_tied();
     BufferUse updated_gradients(int unit) const;
-    void update_from_disk(std::span<const int> units);
+    std::vector<BufferUse> read_by_update(int unit, const BufferUse& state) const;
+    void update_from_disk(std::span<const int> units, bool releases);
+    void finish_updated(int unit, bool releases);
     void gather_updated(int unit);
+    bool are_on_disk(int unit) const { return are_parameters_on_disk(sharding_, unit, part_); }
 
     const StepSpec& spec_;
     const Sharding& sharding_;
