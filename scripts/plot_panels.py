@@ -17,7 +17,7 @@ from plot_loss import set_x_limits
 ARENAS = {"parameters": "#0072b2", "gradients": "#8fc7ea", "master": "#3d2466", "moments": "#cc9bc0",
           "activations": "#e69f00", "communication": "#00664b", "pipeline": "#6fd3b0", "workspace": "#5f5f5f"}
 PHASES = {"data": "#2e1a4f", "forward": "#8fc7ea", "backward": "#0072b2", "communication": "#d55e00", "norm": "#f0d48a",
-          "update": "#00664b", "other": "#b8b8b8"}
+          "update": "#00664b", "disk": "#cc9bc0", "other": "#b8b8b8"}
 SPARE_COLORS = ["#7a5230", "#c9b79c", "#444444"]
 NAME, NAME_SIZE = 20, 12.5  # the characters and the font size of a run's name beside its bar
 CHANCE = 0.25  # with the four endings of a HellaSwag question

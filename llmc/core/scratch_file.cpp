@@ -25,6 +25,10 @@ constexpr std::size_t request = std::size_t{1} << 20;
 
 std::string reason_of(int error) { return std::strerror(error); }
 
+double seconds_since(std::chrono::steady_clock::time_point begin) {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
 // A file without a name. Some file systems need one for a moment.
 int open_without_name(const std::string& directory, int flags) {
     const int file = ::open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC | flags, 0600);
@@ -144,6 +148,13 @@ bool ScratchFile::finish(int transfer) {
     return true;
 }
 
+ScratchFile::Traffic ScratchFile::traffic() const {
+    const std::lock_guard lock(mutex_);
+    Traffic traffic = traffic_;
+    if (moving_ > 0) traffic.seconds += seconds_since(busy_since_);
+    return traffic;
+}
+
 void ScratchFile::work() {
     std::unique_lock lock(mutex_);
     while (true) {
@@ -151,9 +162,12 @@ void ScratchFile::work() {
         if (pieces_.empty()) return;
         const Piece piece = pieces_.front();
         pieces_.pop_front();
+        if (moving_++ == 0) busy_since_ = std::chrono::steady_clock::now();
         lock.unlock();
         std::string fault = perform(piece);
         lock.lock();
+        if (--moving_ == 0) traffic_.seconds += seconds_since(busy_since_);
+        (piece.writes ? traffic_.written : traffic_.read) += piece.bytes;
         Transfer& transfer = transfers_.at(piece.transfer);
         if (!fault.empty()) transfer.fault = std::move(fault);
         if (--transfer.pieces == 0) done_.notify_all();

@@ -2,6 +2,7 @@
 // and two runs may use one directory. Four threads read and write it past the page cache (O_DIRECT), 1 MiB at a time.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -33,6 +34,13 @@ class ScratchFile {
     bool is_done(int transfer);
     void wait(int transfer);
 
+    // What has been moved so far, and the seconds for which something was moving.
+    struct Traffic {
+        std::uint64_t read = 0, written = 0;
+        double seconds = 0;
+    };
+    Traffic traffic() const;
+
     // What the user should know of this file system; empty if all is as it should be.
     const std::string& note() const { return note_; }
 
@@ -59,10 +67,13 @@ class ScratchFile {
     int file_ = -1;
     bool is_direct_ = true;
 
-    std::mutex mutex_;  // guards all that follows
+    mutable std::mutex mutex_;  // guards all that follows
     std::condition_variable begun_, done_;
     std::deque<Piece> pieces_;
     std::map<int, Transfer> transfers_;
+    Traffic traffic_;  // of pieces that are done
+    std::size_t moving_ = 0;
+    std::chrono::steady_clock::time_point busy_since_;
     int next_ = 0;
     bool stops_ = false;
     std::vector<std::thread> threads_;

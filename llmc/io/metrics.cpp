@@ -219,6 +219,7 @@ void MetricsWriter::add_to_last_line(const Json& more) {
 void MetricsWriter::write(const StepMetrics& metrics) {
     Json phases;
     for (const Phase phase : all_phases) {
+        if (phase == Phase::disk && !metrics.disk) continue;
         phases[std::string(name_of(phase))] = std::round(1e3 * metrics.phase_ms[phase]) / 1e3;
     }
     Json line = {
@@ -233,6 +234,10 @@ void MetricsWriter::write(const StepMetrics& metrics) {
         {"time", seconds_since_1970()},
     };
     if (metrics.model_flops_utilization) line["mfu"] = rounded(*metrics.model_flops_utilization, 4);
+    if (const auto& disk = metrics.disk)
+        line["disk"] = {{"read_bytes", disk->read_bytes},
+                        {"written_bytes", disk->written_bytes},
+                        {"ms", std::round(1e3 * disk->ms) / 1e3}};
     if (metrics.loss_scale) line["loss_scale"] = *metrics.loss_scale;
     if (metrics.skipped_steps) line["skipped_steps"] = *metrics.skipped_steps;
     if (metrics.val_loss) line["val_loss"] = rounded(*metrics.val_loss, 9);

@@ -39,6 +39,13 @@ struct StepMetrics {
     std::optional<double> model_flops_utilization;
     std::optional<double> val_loss;
     std::optional<HellaSwagScore> hellaswag{};
+    // What this process read from its disk and wrote to it, how long the disk worked, and how much of that computing
+    // waited for (Phase::disk).
+    struct Disk {
+        std::uint64_t read_bytes = 0, written_bytes = 0;
+        double ms = 0, waited_ms = 0;
+    };
+    std::optional<Disk> disk{};
     std::optional<double> loss_scale{};           // of this step, in fp16
     std::optional<std::int64_t> skipped_steps{};  // since the run's start, in fp16 and fp8
 };

@@ -19,8 +19,8 @@ namespace {
 // A larger value is a typing error. The limit keeps sizes within 64 bits.
 constexpr double most_memory = 0x1p47;
 
-// A lower bound of a process's memory for any sizes: weights, gradients, moments (unless they are on disk), and the
-// kept activations of a micro-batch. A repeated part is laid out once and counted for each repetition.
+// A lower bound of a process's memory for any sizes: weights and moments (unless they are on disk), gradients, and
+// the kept activations of a micro-batch. A repeated part is laid out once and counted for each repetition.
 double least_memory(const RunSpec& spec) {
     const Sharding& sharding = spec.mesh.sharding;
     const auto size = [](DType dtype) { return static_cast<double>(size_of(dtype)); };
@@ -28,9 +28,9 @@ double least_memory(const RunSpec& spec) {
         spec.state_tier == StateTier::disk
             ? 0
             : 2 * size(spec.moments_dtype) + (spec.store_dtypes().keeps_master() ? size(DType::fp32) : 0);
-    const double parameter = size(spec.dtype) * sharding.share_of_parameters() +
-                             size(spec.gradient_dtype) * sharding.share_of_gradients() +
-                             state * sharding.share_of_optimizer();
+    const double parameter =
+        (sharding.offloads_parameters ? 0 : size(spec.dtype) * sharding.share_of_parameters()) +
+        size(spec.gradient_dtype) * sharding.share_of_gradients() + state * sharding.share_of_optimizer();
     const PartSizes sizes{.split = spec.mesh.split(),
                           .batch = std::max<std::int64_t>(1, spec.micro_batch_sequences),
                           .dtype = spec.dtype};
@@ -176,6 +176,20 @@ std::string gpus_that_fit(const RunSpec& spec, const FindNeeds& find, std::int64
     return "";
 }
 
+// On the CPU: a disk for the optimizer's state, and then for parameters.
+std::string disk_that_fits(RunSpec run, const std::function<bool(const RunSpec&)>& would_do) {
+    if (run.mesh.sharding.offloads_parameters || run.moments_dtype == DType::uint8) return "";
+    const bool has_state = run.trains && run.state_tier == StateTier::device;
+    const std::string state = has_state ? "--offload-optimizer nvme " : "", place = "--nvme-dir DIR";
+    if (has_state) {
+        run.state_tier = StateTier::disk;
+        if (would_do(run)) return state + place;
+    }
+    run.mesh.sharding.offloads_parameters = true;
+    run.mesh.sharding.prefetch_units = 2;
+    return would_do(run) ? state + "--offload-parameters nvme " + place : "";
+}
+
 std::string options_that_fit(const RunSpec& spec, const FindNeeds& find, std::int64_t micro_batch,
                              int& gpus) {
     constexpr Recompute all{.kind = RecomputeKind::block};
@@ -205,6 +219,8 @@ std::string options_that_fit(const RunSpec& spec, const FindNeeds& find, std::in
         return would_do(run) ? std::string("--gradient-dtype bf16") : std::string();
     });
     if (!options.empty()) return options;
+    if (spec.machine.is_of_cpu)
+        return with_either([&](const RunSpec& run) { return disk_that_fits(run, would_do); });
     return with_either([&](const RunSpec& run) { return gpus_that_fit(run, find, micro_batch, gpus); });
 }
 

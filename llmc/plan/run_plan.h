@@ -30,6 +30,7 @@ struct MachineMemory {
     int processes = 1;
     std::string_view name = "this machine";  // for messages
     bool more_processes_bring_more = false;  // as on machines where each process has its own GPU
+    bool is_of_cpu = true;                   // of the CPU device, whose runs may keep state on a disk
 };
 
 struct RunSpec {

@@ -44,6 +44,6 @@ StepRates peak_rates(const PlannedMachines& machines, DType dtype, bool uses_tf3
 StepRates measured_rates(const PlannedMachines& machines, DType dtype, bool uses_tf32);
 // The part of the rates of benchmarks that software reached in published steps, by the geometric mean, and how far the
 // times that follow are from those steps, in the mean (scripts/plan_error.py).
-inline constexpr double software_share = 0.75, time_error = 0.14;
+inline constexpr double software_share = 0.74, time_error = 0.13;
 
 }  // namespace llmc

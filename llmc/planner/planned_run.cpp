@@ -203,7 +203,8 @@ void settle(PlannedRun& run) {
     if (run.options.plans_only()) return;  // prints lists, whatever they need
     run.spec->machine = {.bytes = run.machines.usable,
                          .name = run.machines.gpu ? run.machines.gpu->name : "this machine",
-                         .more_processes_bring_more = run.machines.gpu.has_value()};
+                         .more_processes_bring_more = run.machines.gpu.has_value(),
+                         .is_of_cpu = !run.machines.gpu};
 }
 
 // The plan of complete options; why_not has the first rule that they break.

@@ -177,7 +177,8 @@ MachineMemory free_memory(const Place& place, Communicator& world) {
     return {.bytes = static_cast<std::size_t>(least.bytes),
             .processes = static_cast<int>(least.processes),
             .name = place.device->streams() ? "the GPU" : "this machine",
-            .more_processes_bring_more = place.device->streams() != nullptr && least.processes == 1};
+            .more_processes_bring_more = place.device->streams() != nullptr && least.processes == 1,
+            .is_of_cpu = place.device->streams() == nullptr};
 }
 
 }  // namespace llmc

@@ -283,6 +283,13 @@ Rows summary_rows(const PreparedRun& run, const Outcome& outcome) {
         if (const std::int64_t skipped = run.trainer->progress().skipped; skipped > 0)
             rows.emplace_back("skipped", fmt::format("{} since the run's start, whose gradients overflowed",
                                                      plural(skipped, "step")));
+        if (const StepMetrics::Disk& disk = run.trainer->disk(); disk.ms > 0)
+            rows.emplace_back(
+                "disk",
+                fmt::format(
+                    "{} read and {} written in {:.1f} s, of which {:.0f}% were hidden behind computing",
+                    human_bytes(disk.read_bytes), human_bytes(disk.written_bytes), disk.ms / 1e3,
+                    100 * std::max(0.0, 1 - disk.waited_ms / disk.ms)));
         rows.emplace_back("metrics", metrics_file(run.options, run.out_dir).string());
     }
     if (!outcome.checkpoint.empty()) rows.emplace_back("checkpoint", outcome.checkpoint.string());

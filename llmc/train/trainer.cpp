@@ -150,6 +150,7 @@ StepMetrics Trainer::train_step(TrainingBatches& batches) {
     };
 
     const auto start = std::chrono::steady_clock::now();
+    const ScratchFile::Traffic before = store_.traffic();
     const Update update = next_update();
     const auto global_tokens = static_cast<double>(plan_.spec.global_batch_tokens);
     executor_.run(plan_.training, {.load = std::ref(load),  // std::ref: allocates nothing
@@ -165,6 +166,7 @@ StepMetrics Trainer::train_step(TrainingBatches& batches) {
     const double loss = results.loss_sum / global_tokens;
     const double norm = std::sqrt(results.norm_squared) / scaler_.scale();
     const bool is_skipped = scaler_.skips() && std::isfinite(loss) && !std::isfinite(norm);
+    const ScratchFile::Traffic after = store_.traffic();
     const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
     if (!is_skipped && (!std::isfinite(loss) || !std::isfinite(norm))) {
         const ForwardPasses passes = forward_passes(plan_.training.micro_batches, std::ref(load));
@@ -187,6 +189,15 @@ StepMetrics Trainer::train_step(TrainingBatches& batches) {
         executor_.set_amax(fp8_.amax());
         progress_.fp8 = fp8_.state();
     }
+    std::optional<StepMetrics::Disk> disk;
+    if (store_.has_file()) {
+        disk = {after.read - before.read, after.written - before.written,
+                1e3 * (after.seconds - before.seconds), executor_.times()[Phase::disk]};
+        disk_.read_bytes += disk->read_bytes;
+        disk_.written_bytes += disk->written_bytes;
+        disk_.ms += disk->ms;
+        disk_.waited_ms += disk->waited_ms;
+    }
     return {.step = progress_.step,
             .loss = loss,
             .grad_norm = is_skipped ? std::nullopt : std::optional(norm),
@@ -197,6 +208,7 @@ StepMetrics Trainer::train_step(TrainingBatches& batches) {
             .phase_ms = executor_.times(),
             .model_flops_utilization = model_flops_utilization(global_tokens / elapsed.count()),
             .val_loss = {},
+            .disk = disk,
             .loss_scale = scaler_.scales() ? std::optional(scale) : std::nullopt,
             .skipped_steps = scaler_.skips() ? std::optional(progress_.skipped) : std::nullopt};
 }

@@ -82,6 +82,9 @@ class Trainer {
     void watch_actions(bool on) { executor_.watch_actions(on); }
     std::span<const ActionTime> action_times() { return executor_.action_times(); }
 
+    // The sums of StepMetrics::disk over the steps of this run.
+    const StepMetrics::Disk& disk() const { return disk_; }
+
     // UserError if a weight or a moment is not finite. Such a state must not be saved.
     void require_finite();
 
@@ -153,6 +156,7 @@ class Trainer {
     Fp8Scaler fp8_;
     Progress progress_;
     std::optional<Update> waiting_;  // the last step's update
+    StepMetrics::Disk disk_;
     std::string algorithms_;
     std::int64_t step_before_run_ = 0;  // the last step before this run
     bool has_checkpoint_ = false;       // to resume from

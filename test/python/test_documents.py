@@ -28,7 +28,7 @@ def named_paths(document):
     top = {path.name for path in ROOT.iterdir()}
     paths = [word for word in words if "/" in word or SOURCE_FILE.search(word)]
     paths += [word for word in commands if word.split("/")[0] in top and ("/" in word or SOURCE_FILE.search(word))]
-    return {path.removeprefix("./") for path in paths if not re.search("[<*]|^[~$/]|^phase_ms/|^[A-Z]+=", path) and not is_made(path.removeprefix("./"))}
+    return {path.removeprefix("./") for path in paths if not re.search("[<*]|^[~$/]|^(phase_ms|disk)/|^[A-Z]+=", path) and not is_made(path.removeprefix("./"))}
 
 
 def is_made(path):

@@ -2,6 +2,9 @@
 every step reads them. The same run, bit for bit."""
 
 import os
+import pathlib
+import re
+import subprocess
 
 import pytest
 
@@ -133,3 +136,69 @@ def test_options_without_a_meaning(options, line, tmp_path):
 def test_a_machine_without_gpus_has_one_memory(tmp_path):
     text = program.run("--model=tiny", "--steps=1", "--sample-tokens=0", "--device=cpu", f"--out-dir={tmp_path}", "--offload-optimizer=cpu").stdout
     assert "none: the CPU device's memory is that of the host" in " ".join(text.split())
+
+
+def test_a_step_moves_what_the_plan_says(tmp_path):
+    """By the program's own count to the byte, and by that of the operating system, which has direct access exactly, within 5%."""
+    folder = tmp_path / "scratch"
+    options = [*MODEL, *PARAMETERS, *BF16, "--offload-parameters=nvme", "--offload-optimizer=nvme", f"--nvme-dir={folder}", "--checkpoint-every=0"]
+    moved, printed = {}, ""
+    for steps in (2, 6):
+        with subprocess.Popen([program.PROGRAM, *options, f"--steps={steps}", f"--out-dir={tmp_path}/{steps}"], stdout=subprocess.PIPE, text=True,
+                              env={**os.environ, **ONE_THREAD}) as process:
+            printed = " ".join(process.stdout.read().split())
+            usage = os.wait4(process.pid, 0)[2]
+            process.returncode = 0
+        moved[steps] = [512 * blocks / 2**20 for blocks in (usage.ru_inblock, usage.ru_oublock)]
+    planned = [float(mebibytes) for mebibytes in re.search(r"a step reads ([\d.]+) MiB and writes ([\d.]+) MiB", printed).groups()]
+    lines = program.Run(tmp_path / "6").lines
+    for line in lines[1:]:
+        assert [round(line["disk"][name] / 2**20, 1) for name in ("read_bytes", "written_bytes")] == planned
+        assert 0 <= line["phase_ms"]["disk"] and line["disk"]["ms"] > 0
+    assert lines[0]["disk"]["written_bytes"] == 0, "no update waits in the first step"
+    if "no direct access" in printed:
+        pytest.skip(f"{folder} has no direct access, whose bytes the system counts exactly")
+    for few, many, of_step in zip(moved[2], moved[6], planned):
+        assert abs((many - few) / 4 - of_step) <= 0.05 * of_step
+
+
+class MemoryGroup:
+    """A control group with a limit of memory, of the first version or the second."""
+
+    def __init__(self, limit):
+        own = {line.split(":")[1]: line.rstrip("\n").split(":", 2)[2] for line in open("/proc/self/cgroup")}
+        root, name = ("/sys/fs/cgroup/memory", "memory.limit_in_bytes") if "memory" in own else ("/sys/fs/cgroup", "memory.max")
+        self.path = pathlib.Path(f"{root}{own.get('memory', own.get('', '/'))}/train_gpt_test_{os.getpid()}")
+        try:
+            self.path.mkdir()
+            (self.path / name).write_text(str(limit))
+        except OSError as fault:
+            self.remove()
+            pytest.skip(f"no group with a limit of memory can be made: {fault}")
+
+    def remove(self):
+        if self.path.exists():
+            self.path.rmdir()
+
+    def run(self, *options):
+        """The program in this group."""
+        enter = ["sh", "-c", f'echo $$ > {self.path}/cgroup.procs && exec "$@"', "sh", program.PROGRAM]
+        return subprocess.run([*enter, *options], cwd=program.ROOT, capture_output=True, text=True, timeout=300 * program.PATIENCE,
+                              env={**os.environ, **ONE_THREAD})
+
+
+@pytest.mark.skipif("SANITIZE" in os.environ, reason="the sanitizers take memory of their own")
+def test_a_model_larger_than_memory_trains(tmp_path):
+    """50 million parameters: 300 MB of weights and gradients, 600 MB of master weights and moments."""
+    model = [*MODEL, *BF16, "--layers=4", "--channels=1024", "--steps=3"]
+    free = train(tmp_path / "free", *model)
+    group = MemoryGroup(640 << 20)
+    try:
+        refused = group.run(*model, f"--out-dir={tmp_path}/refused")
+        assert refused.returncode == 1 and refused.stderr.count("\n") == 1 and "of memory" in refused.stderr, refused.stderr
+        assert not os.path.exists(tmp_path / "refused")
+        ended = group.run(*model, f"--out-dir={tmp_path}/disk", *offloaded(tmp_path))
+        assert ended.returncode == 0, ended.stderr
+    finally:
+        group.remove()
+    same(program.Run(tmp_path / "disk"), free)

@@ -12,8 +12,10 @@
 #include <filesystem>
 #include <fstream>
 #include <optional>
+#include <sstream>
 #include <system_error>
 #include <thread>
+#include <vector>
 
 #include "llmc/core/error.h"
 #include "llmc/core/text.h"
@@ -47,19 +49,40 @@ std::optional<std::size_t> left_in_group(const std::string& limit_file, const st
     return *limit - std::min(*limit, used);
 }
 
+// The directories of this process's control groups of a controller, from its own to the root's. `controller` is empty
+// in the second version of control groups. In a container, only some of them may be visible.
+std::vector<std::string> groups_of_process(const std::string& root, std::string_view controller) {
+    std::string own;
+    std::ifstream file("/proc/self/cgroup");  // lines "4:memory:/a/b"; "0::/a/b" in the second version
+    for (std::string line; std::getline(file, line);) {
+        const std::size_t names = line.find(':') + 1, path = line.find(':', names);
+        if (path == std::string::npos) continue;
+        std::istringstream among(line.substr(names, path - names));
+        std::string name;
+        bool is_it = controller.empty() && path == names;
+        while (!controller.empty() && std::getline(among, name, ',')) is_it = is_it || name == controller;
+        if (is_it) own = line.substr(path + 1);
+    }
+    std::vector<std::string> groups;
+    for (; own.size() > 1; own.erase(own.rfind('/'))) groups.push_back(root + own);
+    groups.push_back(root);
+    return groups;
+}
+
 // Bytes that processes of this machine, or of this process's container, may still allocate without swapping.
-// Empty if the system does not say. The page cache counts as free.
+// Empty if the system does not say. The page cache counts as free. A group is limited by those around it, too.
 std::optional<std::size_t> available_memory() {
     std::optional<std::size_t> available;
     const auto at_most = [&](const std::optional<std::size_t>& bytes) {
         if (bytes) available = std::min(*bytes, available.value_or(*bytes));
     };
     if (const auto kibibytes = number_in("/proc/meminfo", "MemAvailable:")) at_most(*kibibytes * 1024);
-    // The paths of a container's own group, in both versions of control groups.
-    const std::string group = "/sys/fs/cgroup/", old_group = "/sys/fs/cgroup/memory/memory.";
-    at_most(left_in_group(group + "memory.max", group + "memory.current", group + "memory.stat", "file"));
-    at_most(left_in_group(old_group + "limit_in_bytes", old_group + "usage_in_bytes", old_group + "stat",
-                          "total_cache"));
+    for (const std::string& group : groups_of_process("/sys/fs/cgroup", ""))
+        at_most(
+            left_in_group(group + "/memory.max", group + "/memory.current", group + "/memory.stat", "file"));
+    for (const std::string& group : groups_of_process("/sys/fs/cgroup/memory", "memory"))
+        at_most(left_in_group(group + "/memory.limit_in_bytes", group + "/memory.usage_in_bytes",
+                              group + "/memory.stat", "total_cache"));
     return available;
 }
 

@@ -49,11 +49,13 @@ void HostStreams::run(const Step& step, Performer& performer) {
     begin(step, performer);
     try {
         compute(step, performer);
-        timed(times_[Phase::communication], [&] {
-            Lock lock(mutex_);
-            changed_.wait(lock, [&] { return !are_busy() || fault_; });
-            if (fault_) std::rethrow_exception(fault_);
-        });
+        for (const Lane& lane : lanes_) {
+            timed(times_[lane.of_disk ? Phase::disk : Phase::communication], [&] {
+                Lock lock(mutex_);
+                changed_.wait(lock, [&] { return !lane.is_busy || fault_; });
+                if (fault_) std::rethrow_exception(fault_);
+            });
+        }
     } catch (...) {
         end();
         throw;
@@ -73,6 +75,13 @@ void HostStreams::note_end(int place) {
 
 bool HostStreams::may_begin(const Action& action) const {
     return std::ranges::all_of(action.after, [&](int place) { return is_done(place); });
+}
+
+// The phase of the time for which an action waits.
+Phase HostStreams::phase_of_wait(const Step& step, const Action& action) const {
+    const bool for_disk = std::ranges::any_of(
+        action.after, [&](int place) { return !is_done(place) && is_on_disk(action_at(step, place)); });
+    return for_disk ? Phase::disk : Phase::communication;
 }
 
 // Tests the transfers in flight. Returns whether any has ended since. Those of the disk, which end in any order, count
@@ -103,7 +112,7 @@ void HostStreams::run_alone(const Step& step, Performer& performer) {
     for (int place = 0; place < std::ssize(step.actions); ++place) {
         const Action& action = action_at(step, place);
         if (!may_begin(action))
-            timed(times_[Phase::communication], [&] { wait_for([&] { return may_begin(action); }); });
+            timed(times_[phase_of_wait(step, action)], [&] { wait_for([&] { return may_begin(action); }); });
         timed(times_[phase_of(action.kind)], [&] { perform(action, place, performer); });
         if (is_begun_only(action)) {
             in_flight.push_back(place);
@@ -111,8 +120,10 @@ void HostStreams::run_alone(const Step& step, Performer& performer) {
             done_[static_cast<std::size_t>(place)] = 1;
         }
     }
-    if (!in_flight.empty())
-        timed(times_[Phase::communication], [&] { wait_for([&] { return in_flight.empty(); }); });
+    if (in_flight.empty()) return;
+    const bool for_disk = is_on_disk(action_at(step, in_flight.back()));
+    timed(times_[for_disk ? Phase::disk : Phase::communication],
+          [&] { wait_for([&] { return in_flight.empty(); }); });
 }
 
 void HostStreams::begin(const Step& step, Performer& performer) {
@@ -140,11 +151,12 @@ void HostStreams::compute(const Step& step, Performer& performer) {
     for (int place = 0; place < std::ssize(step.actions); ++place) {
         const Action& action = action_at(step, place);
         if (action.stream != StreamKind::compute) continue;
-        timed(times_[Phase::communication], [&] {
+        {
             Lock lock(mutex_);
-            changed_.wait(lock, [&] { return may_begin(action) || fault_; });
+            timed(times_[phase_of_wait(step, action)],
+                  [&] { changed_.wait(lock, [&] { return may_begin(action) || fault_; }); });
             if (fault_) std::rethrow_exception(fault_);
-        });
+        }
         timed(times_[phase_of(action.kind)], [&] { perform(action, place, performer); });
         {
             const Lock lock(mutex_);

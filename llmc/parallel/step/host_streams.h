@@ -59,6 +59,7 @@ class HostStreams final : public StepStreams {
 
     bool is_done(int place) const { return done_[static_cast<std::size_t>(place)] != 0; }
     bool may_begin(const Action& action) const;
+    Phase phase_of_wait(const Step& step, const Action& action) const;
     bool see_done(const Step& step, Performer& performer, std::vector<int>& in_flight);
 
     bool overlap_;

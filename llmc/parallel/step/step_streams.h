@@ -15,12 +15,12 @@
 namespace llmc {
 
 // The phases of a step, whose milliseconds are measured. `communication` is the time for which computing
-// stood still; communication that overlaps with computing costs nothing here.
-enum class Phase { data, forward, backward, communication, norm, update };
-inline constexpr std::array all_phases = {Phase::data,          Phase::forward, Phase::backward,
-                                          Phase::communication, Phase::norm,    Phase::update};
+// stood still; communication that overlaps with computing costs nothing here. `disk` is the same of a disk.
+enum class Phase { data, forward, backward, communication, norm, update, disk };
+inline constexpr std::array all_phases = {Phase::data, Phase::forward, Phase::backward, Phase::communication,
+                                          Phase::norm, Phase::update,  Phase::disk};
 inline std::string_view name_of(Phase phase) {
-    return name_among(phase, "data", "forward", "backward", "communication", "norm", "update");
+    return name_among(phase, "data", "forward", "backward", "communication", "norm", "update", "disk");
 }
 // The phase to which the time of an action counts.
 inline Phase phase_of(ActionKind kind) {
@@ -31,8 +31,8 @@ inline Phase phase_of(ActionKind kind) {
                                    communication, communication, communication, communication, forward,
                                    backward,      backward,      communication, communication, backward,
                                    communication, communication, communication, communication, communication,
-                                   norm,          communication, norm,          update,        update,
-                                   update,        communication, communication};
+                                   norm,          communication, norm,          update,        disk,
+                                   disk,          disk,          disk};
     static_assert(phases.size() == static_cast<std::size_t>(ActionKind::write_parameters) + 1);
     return phases.at(static_cast<std::size_t>(kind));
 }
