@@ -9,8 +9,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <memory>
 #include <utility>
 
 #include "llmc/core/error.h"
@@ -29,6 +31,17 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
+struct Free {
+    void operator()(std::byte* memory) const { std::free(memory); }
+};
+using Memory = std::unique_ptr<std::byte[], Free>;
+
+Memory zeros_of(std::size_t bytes) {
+    Memory memory(static_cast<std::byte*>(std::aligned_alloc(ScratchFile::alignment, bytes)));
+    std::memset(memory.get(), 0, bytes);
+    return memory;
+}
+
 // A file without a name. Some file systems need one for a moment.
 int open_without_name(const std::string& directory, int flags) {
     const int file = ::open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC | flags, 0600);
@@ -41,7 +54,8 @@ int open_without_name(const std::string& directory, int flags) {
 
 }  // namespace
 
-ScratchFile::ScratchFile(std::string directory, std::uint64_t bytes) : directory_(std::move(directory)) {
+ScratchFile::ScratchFile(std::string directory, std::uint64_t bytes)
+    : directory_(std::move(directory)), bytes_(bytes) {
     std::error_code error;
     std::filesystem::create_directories(directory_, error);
     if (error) user_error("--nvme-dir {}: cannot make the directory: {}", directory_, error.message());
@@ -52,7 +66,7 @@ ScratchFile::ScratchFile(std::string directory, std::uint64_t bytes) : directory
         user_error(
             "--nvme-dir {} lies in memory ({}), where nothing would be saved; give a directory on a disk",
             directory_, system.f_type == TMPFS_MAGIC ? "tmpfs" : "ramfs");
-    open(bytes);
+    open();
     for (int i = 0; i < workers; ++i) threads_.emplace_back([this] { work(); });
 }
 
@@ -66,7 +80,8 @@ ScratchFile::~ScratchFile() {
     if (file_ >= 0) close(file_);
 }
 
-void ScratchFile::open(std::uint64_t bytes) {
+void ScratchFile::open() {
+    const std::uint64_t bytes = bytes_;
     file_ = open_without_name(directory_, O_DIRECT);
     if (file_ < 0 && errno == EINVAL) {
         is_direct_ = false;
@@ -94,13 +109,11 @@ void ScratchFile::open(std::uint64_t bytes) {
     note_ +=
         fmt::format("{}--nvme-dir {}: the file system reserves no room; {} of zeros were written instead",
                     note_.empty() ? "" : "\nnote: ", directory_, human_bytes(static_cast<double>(bytes)));
-    auto* const zeros = static_cast<std::byte*>(std::aligned_alloc(alignment, request));
-    std::memset(zeros, 0, request);
+    const Memory zeros = zeros_of(request);
     std::string fault;
     for (std::uint64_t place = 0; place < bytes && fault.empty(); place += request)
-        fault = perform({0, true, place, zeros,
+        fault = perform({0, true, place, zeros.get(),
                          static_cast<std::size_t>(std::min<std::uint64_t>(request, bytes - place))});
-    std::free(zeros);
     if (!fault.empty()) user_error("{}", fault);
 }
 
@@ -146,6 +159,24 @@ bool ScratchFile::finish(int transfer) {
     transfers_.erase(found);
     if (!fault.empty()) user_error("{}", fault);
     return true;
+}
+
+ScratchFile::Speed ScratchFile::probe() {
+    constexpr std::size_t probed = std::size_t{1} << 28, at_once = std::size_t{1} << 24;
+    if (bytes_ < probed) return {};
+    const Memory zeros = zeros_of(at_once);
+    const auto seconds_of = [&](const auto& begin_one) {
+        const auto begin = std::chrono::steady_clock::now();
+        for (std::uint64_t place = 0; place < probed; place += at_once) wait(begin_one(place));
+        return seconds_since(begin);
+    };
+    const double written =
+        seconds_of([&](std::uint64_t place) { return begin_write(place, zeros.get(), at_once); });
+    const double read =
+        seconds_of([&](std::uint64_t place) { return begin_read(place, zeros.get(), at_once); });
+    const std::lock_guard lock(mutex_);
+    traffic_ = {};
+    return {static_cast<double>(probed) / read, static_cast<double>(probed) / written};
 }
 
 ScratchFile::Traffic ScratchFile::traffic() const {

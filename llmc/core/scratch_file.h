@@ -41,6 +41,13 @@ class ScratchFile {
     };
     Traffic traffic() const;
 
+    // Bytes a second. 0 if the file is too small to tell.
+    struct Speed {
+        double read = 0, written = 0;
+    };
+    // Measures them with the file's first 256 MiB, which become zeros. Only before anything is written.
+    Speed probe();
+
     // What the user should know of this file system; empty if all is as it should be.
     const std::string& note() const { return note_; }
 
@@ -57,13 +64,14 @@ class ScratchFile {
         std::string fault{};
     };
 
-    void open(std::uint64_t bytes);
+    void open();
     int begin(bool writes, std::uint64_t place, std::byte* memory, std::size_t bytes);
     void work();
     std::string perform(const Piece& piece) const;
     bool finish(int transfer);
 
     std::string directory_, note_;
+    std::uint64_t bytes_;
     int file_ = -1;
     bool is_direct_ = true;
 

@@ -314,6 +314,20 @@ void ReplacedRun::remove_empty_folders() {
     fs::remove(aside_, ignored);
 }
 
+namespace {
+
+std::uint64_t bytes_of_checkpoints(const Options& options, const Writes& writes, std::int64_t parameters) {
+    return writes.checkpoints ? (options.keep_best ? 2 : 1) * checkpoint_bytes(parameters) : 0;
+}
+
+}  // namespace
+
+void require_room_for_checkpoints(const Options& options, const std::filesystem::path& out_dir,
+                                  const Writes& writes, std::int64_t parameters) {
+    naming_option("--out-dir",
+                  [&] { require_space(out_dir, bytes_of_checkpoints(options, writes, parameters)); });
+}
+
 void check_outputs(const Options& options, const fs::path& out_dir, const Writes& writes,
                    std::span<const std::string> inputs, std::int64_t parameters) {
     const fs::path metrics = metrics_file(options, out_dir), exported = link_target(options.export_file);
@@ -363,9 +377,8 @@ void check_outputs(const Options& options, const fs::path& out_dir, const Writes
                        options.weights);
         }
     }
-    const std::uint64_t checkpoint =
-        writes.checkpoints ? (options.keep_best ? 2 : 1) * checkpoint_bytes(parameters) : 0;
-    naming_option("--out-dir", [&] { require_space(out_dir, checkpoint); });
+    const std::uint64_t checkpoint = bytes_of_checkpoints(options, writes, parameters);
+    require_room_for_checkpoints(options, out_dir, writes, parameters);
     if (!exported.empty()) {
         refuse_places_of_runs("--export", exported);
         // --export may replace the file of --init.

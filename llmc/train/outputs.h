@@ -101,5 +101,8 @@ class ReplacedRun {
 // It leaves no files behind. Only rank 0 calls it.
 void check_outputs(const Options& options, const std::filesystem::path& out_dir, const Writes& writes,
                    std::span<const std::string> inputs, std::int64_t parameters);
+// Throws UserError if the disk has no room for a checkpoint of `parameters`.
+void require_room_for_checkpoints(const Options& options, const std::filesystem::path& out_dir,
+                                  const Writes& writes, std::int64_t parameters);
 
 }  // namespace llmc

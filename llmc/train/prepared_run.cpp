@@ -216,13 +216,21 @@ void PreparedRun::load_weights() {
     HostCommunicator& world = session.world();
     trainer.emplace(options, plan, device(), world, ranks->groups, checkpoint.has_value(),
                     drive_of(options.nvme_dir, session.job().local_rank()));
-    if (const std::string note = trainer->store().note(); !note.empty()) session.console().note(note);
+    if (trainer->store().has_file()) see_disk();
     if (!ranks->nccl) world.set_staging(trainer->arenas()[plan.communication]);
     // From here on, a closed output pipe (Ctrl-C also ends `tee` in a pipe to it) does not kill the program,
     // so that the training is still saved.
     std::signal(SIGPIPE, SIG_IGN);
     resume();
     if (!options.generate) trainer->choose_algorithms(algorithms.earlier, std::ssize(prompt));
+}
+
+void PreparedRun::see_disk() {
+    if (const std::string& note = trainer->store().file().note(); !note.empty()) session.console().note(note);
+    // What the run keeps on its disk may have taken the place of checkpoints.
+    if (is_rank_zero()) require_room_for_checkpoints(options, out_dir, writes, count_parameters(model()));
+    const ScratchFile::Speed& speed = trainer->disk_speed();
+    if (trains && speed.read > 0) session.console().note(disk_note(plan, speed));
 }
 
 void PreparedRun::resume() {

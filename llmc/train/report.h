@@ -40,6 +40,8 @@ std::string places_text(const RunPlan& plan);
 std::string sent_text(std::span<const StageNeeds> stages);
 // "28.1 GiB per process", and the bytes of each arena on the stage that needs most.
 std::string memory_text(const Mesh& mesh, std::span<const StageNeeds> stages);
+// The speed of the disk, what it makes of a step, and how long a drive lasts.
+std::string disk_note(const RunPlan& plan, const ScratchFile::Speed& speed);
 Rows summary_rows(const PreparedRun& run, const Outcome& outcome);
 // --print-model: the model of a run as text (model_report.cpp).
 //

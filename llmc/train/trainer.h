@@ -82,6 +82,8 @@ class Trainer {
     void watch_actions(bool on) { executor_.watch_actions(on); }
     std::span<const ActionTime> action_times() { return executor_.action_times(); }
 
+    // The speed of the disk, before anything was on it.
+    const ScratchFile::Speed& disk_speed() const { return disk_speed_; }
     // The sums of StepMetrics::disk over the steps of this run.
     const StepMetrics::Disk& disk() const { return disk_; }
 
@@ -157,6 +159,7 @@ class Trainer {
     Progress progress_;
     std::optional<Update> waiting_;  // the last step's update
     StepMetrics::Disk disk_;
+    ScratchFile::Speed disk_speed_;
     std::string algorithms_;
     std::int64_t step_before_run_ = 0;  // the last step before this run
     bool has_checkpoint_ = false;       // to resume from

@@ -4,6 +4,7 @@ every step reads them. The same run, bit for bit."""
 import os
 import pathlib
 import re
+import signal
 import subprocess
 
 import pytest
@@ -135,7 +136,39 @@ def test_options_without_a_meaning(options, line, tmp_path):
 
 def test_a_machine_without_gpus_has_one_memory(tmp_path):
     text = program.run("--model=tiny", "--steps=1", "--sample-tokens=0", "--device=cpu", f"--out-dir={tmp_path}", "--offload-optimizer=cpu").stdout
-    assert "none: the CPU device's memory is that of the host" in " ".join(text.split())
+    assert "--offload-optimizer cpu changes nothing: the CPU device's memory is that of the host" in " ".join(text.split())
+
+
+def test_a_killed_run_leaves_nothing(tmp_path):
+    folder = tmp_path / "scratch"
+    options = [*MODEL, *PARAMETERS, "--offload-parameters=nvme", "--offload-optimizer=nvme", f"--nvme-dir={folder}", "--steps=1000000", "--log-every=1"]
+    with subprocess.Popen([program.PROGRAM, *options, f"--out-dir={tmp_path}/run"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        for line in process.stdout:
+            if line.split()[:1] == [b"3"]:  # the line of the third step
+                break
+        process.kill()
+    assert process.returncode == -signal.SIGKILL and os.listdir(folder) == []
+
+
+def test_a_small_disk_is_refused_before_the_run(tmp_path):
+    """A file system of 64 MiB, which only root can mount."""
+    image, folder = tmp_path / "image", tmp_path / "small"
+    folder.mkdir()
+    image.write_bytes(b"")
+    os.truncate(image, 64 << 20)
+    for command in (["mkfs.ext4", "-q", image], ["mount", "-o", "loop", image, folder]):
+        try:
+            subprocess.run(command, check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError) as fault:
+            pytest.skip(f"no file system can be mounted: {fault}")
+    try:
+        options = [*MODEL, *PARAMETERS, "--steps=2", "--offload-optimizer=nvme", f"--nvme-dir={folder}"]
+        refused = program.run(*options, "--channels=1024", f"--out-dir={tmp_path}/large", check=False)
+        assert refused.returncode == 1 and re.fullmatch(r"error: --nvme-dir .*: no file of .*: No space left on device; .* are available there\n", refused.stderr), refused.stderr
+        small = train(tmp_path / "small_run", *options)
+        assert checkpoints(small) == checkpoints(train(tmp_path / "memory", *[option for option in options if "nvme" not in option]))
+    finally:
+        subprocess.run(["umount", folder], check=True)
 
 
 def test_a_step_moves_what_the_plan_says(tmp_path):

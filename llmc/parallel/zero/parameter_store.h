@@ -131,8 +131,6 @@ class ParameterStore {
     ScratchFile& file() const { return *file_; }
     bool has_file() const { return file_ != nullptr; }
     ScratchFile::Traffic traffic() const { return file_ ? file_->traffic() : ScratchFile::Traffic{}; }
-    // What the user should know of the file's disk; empty without one.
-    std::string note() const { return file_ ? file_->note() : ""; }
     // The piece's elements of what an update reads and writes; master weights and moments in a buffer.
     UnitBuffers in_buffer(int unit, int piece, int buffer) const;
     std::vector<AdamWSegment> segments(int unit, const StatePiece& piece) const;
