@@ -47,6 +47,16 @@ class Plans : public testing::Test {
                          .machine = {.bytes = available, .processes = processes}},
                         device_->sizes(), 0);
     }
+    // The end of the line that refuses a run; empty if it fits.
+    std::string last_advice(const RunSpec& spec) {
+        try {
+            plan_run(spec, device_->sizes(), 0);
+        } catch (const UserError& fault) {
+            const std::string line = fault.what();
+            return line.substr(line.find_last_of(';') + 2);
+        }
+        return "";
+    }
 
     std::unique_ptr<Device> device_ = make_cpu_device(1);
 };
@@ -213,6 +223,34 @@ TEST_F(Plans, ARefusalNamesRecomputeBeforeZeroAndBothLast) {
     EXPECT_EQ(advice(10000, {}), smaller);
 }
 
+// On the CPU, the disk takes what changes nothing but the time.
+TEST_F(Plans, ARefusalNamesADiskOnTheCpu) {
+    const RunSpec asked{.model = gpt2({8, 2, 128, 64, 256}),
+                        .least_piece = 1 << 12,
+                        .mesh = {},
+                        .recompute = {.kind = RecomputeKind::block},
+                        .global_batch_tokens = 64,
+                        .micro_batch_sequences = 1};
+    const auto advice = [&](std::size_t available) {
+        RunSpec spec = asked;
+        spec.machine = {.bytes = available};
+        return last_advice(spec);
+    };
+    RunSpec on_disk = asked;
+    on_disk.state_tier = StateTier::disk;
+    const std::size_t with_state = plan_run(on_disk, device_->sizes(), 0).memory.total_bytes();
+    on_disk.mesh.sharding.offloads_parameters = true;
+    on_disk.mesh.sharding.prefetch_units = 2;
+    const std::size_t with_both = plan_run(on_disk, device_->sizes(), 0).memory.total_bytes();
+    EXPECT_LT(with_both, with_state);
+    EXPECT_EQ(advice(with_state), "--offload-optimizer nvme --nvme-dir DIR would fit");
+    EXPECT_EQ(advice(with_state - 1),
+              "--offload-optimizer nvme --offload-parameters nvme --nvme-dir DIR would fit");
+    EXPECT_EQ(advice(with_both),
+              "--offload-optimizer nvme --offload-parameters nvme --nvme-dir DIR would fit");
+    EXPECT_EQ(advice(with_both - 1), "give a smaller --model");
+}
+
 // Gradients in bf16 change the sums of a run, and more GPUs its cost. So the message names both after
 // everything else.
 TEST_F(Plans, ARefusalNamesGradientsInBf16AndMoreGpusLast) {
@@ -233,14 +271,9 @@ TEST_F(Plans, ARefusalNamesGradientsInBf16AndMoreGpusLast) {
         RunSpec spec = asked;
         spec.gradient_dtype = gradients;
         spec.recompute = recompute;
-        spec.machine = {.bytes = available, .name = "the GPU", .more_processes_bring_more = gpus};
-        try {
-            plan_run(spec, device_->sizes(), 0);
-        } catch (const UserError& fault) {
-            const std::string line = fault.what();
-            return line.substr(line.find_last_of(';') + 2);
-        }
-        return std::string();
+        spec.machine = {
+            .bytes = available, .name = "the GPU", .more_processes_bring_more = gpus, .is_of_cpu = false};
+        return last_advice(spec);
     };
     const std::size_t rounded = bytes(DType::bf16, 0, 1);
     ASSERT_LT(rounded, bytes(DType::fp32, 0, 1));
