@@ -230,7 +230,7 @@ void PreparedRun::see_disk() {
     // What the run keeps on its disk may have taken the place of checkpoints.
     if (is_rank_zero()) require_room_for_checkpoints(options, out_dir, writes, count_parameters(model()));
     const ScratchFile::Speed& speed = trainer->disk_speed();
-    if (trains && speed.read > 0) session.console().note(disk_note(plan, speed));
+    if (speed.read > 0) session.console().note(disk_note(plan, speed));
 }
 
 void PreparedRun::resume() {

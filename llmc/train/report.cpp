@@ -190,8 +190,7 @@ std::string disk_note(const RunPlan& plan, const ScratchFile::Speed& speed) {
     const auto read = static_cast<double>(plan.disk.read), written = static_cast<double>(plan.disk.written);
     return fmt::format(
         "this process reads {:.1f} GB/s from its disk and writes {:.1f} GB/s: a step takes {:.2g} s at "
-        "least; a "
-        "drive that may be written 1,200 TB lasts {} steps of a process",
+        "least; a drive that may be written 1,200 TB lasts {} steps of a process",
         speed.read / 1e9, speed.written / 1e9, std::max(read / speed.read, written / speed.written),
         grouped(static_cast<std::int64_t>(endurance / std::max(written, 1.0))));
 }

@@ -52,7 +52,7 @@ Trainer::Trainer(const Options& options, const RunPlan& plan, Device& device, Co
       scaler_(options),
       fp8_(options, *plan.outline) {
     device.ops().set_workspace(arenas_[plan.workspace]);
-    if (store_.has_file()) disk_speed_ = store_.file().probe();
+    if (store_.has_file() && plan.spec.trains) disk_speed_ = store_.file().probe();
     if (resumes) return;
     if (options.init.empty()) {
         store_.initialize(options.seed);

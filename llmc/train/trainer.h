@@ -82,7 +82,7 @@ class Trainer {
     void watch_actions(bool on) { executor_.watch_actions(on); }
     std::span<const ActionTime> action_times() { return executor_.action_times(); }
 
-    // The speed of the disk, before anything was on it.
+    // The speed of the disk, measured before anything was on it; only in training.
     const ScratchFile::Speed& disk_speed() const { return disk_speed_; }
     // The sums of StepMetrics::disk over the steps of this run.
     const StepMetrics::Disk& disk() const { return disk_; }

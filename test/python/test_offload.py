@@ -165,6 +165,9 @@ def test_a_small_disk_is_refused_before_the_run(tmp_path):
         options = [*MODEL, *PARAMETERS, "--steps=2", "--offload-optimizer=nvme", f"--nvme-dir={folder}"]
         refused = program.run(*options, "--channels=1024", f"--out-dir={tmp_path}/large", check=False)
         assert refused.returncode == 1 and re.fullmatch(r"error: --nvme-dir .*: no file of .*: No space left on device; .* are available there\n", refused.stderr), refused.stderr
+        # The state alone has room, and so has a checkpoint, but not both.
+        both = program.run(*options, "--channels=208", f"--out-dir={folder}/run", check=False)
+        assert both.returncode == 1 and re.fullmatch(r"error: --out-dir.* needs .* on a disk with .* left; .*\n", both.stderr), both.stderr
         small = train(tmp_path / "small_run", *options)
         assert checkpoints(small) == checkpoints(train(tmp_path / "memory", *[option for option in options if "nvme" not in option]))
     finally:

@@ -74,7 +74,12 @@ struct Results {
     std::vector<float> out, pre_gelu, din, dweight;
 };
 
-// A product and its gradients; `product` calls it with the operands in 8 bits.
+// The operands of a product and of its gradients, in bf16; their greatest magnitudes; and where the results go.
+struct Operands {
+    Tensor in, weight, dout, bias, before, amax_in, amax_weight, amax_dout, out, pre_gelu, din, dweight;
+};
+
+// A product and its gradients; `product` makes both from the operands in 8 bits.
 template <class Product>
 Results results_on(OnDevice& device, const Product& product) {
     const DType X = DType::bf16;
@@ -92,49 +97,43 @@ Results results_on(OnDevice& device, const Product& product) {
                  din = device.made(X, {rows, inputs}),
                  dweight =
                      device.of(DType::fp32, {outputs, inputs}, normal("dweight", outputs * inputs, 1e-3));
-    product(in, greatest(in), weight, greatest(weight), dout, greatest(dout), bias, before, out, pre_gelu,
-            din, dweight);
+    product(Operands{in, weight, dout, bias, before, greatest(in), greatest(weight), greatest(dout), out,
+                     pre_gelu, din, dweight});
     return {device.values(out), device.values(pre_gelu), device.values(din), device.values(dweight)};
 }
 
 Results on_the_cpu() {
     OnDevice device(make_cpu_device(1));
-    return results_on(
-        device, [&](const Tensor& in, const Tensor& amax_in, const Tensor& weight, const Tensor& amax_weight,
-                    const Tensor& dout, const Tensor& amax_dout, const Tensor& bias, const Tensor& before,
-                    const Tensor& out, const Tensor& pre_gelu, const Tensor& din, const Tensor& dweight) {
-            const auto rounded = [&](const Tensor& x, const Tensor& amax, Fp8 format) {
-                const Tensor made = device.made(DType::bf16, x.shape);
-                device.ops().quantise(made, x, amax, format);
-                return made;
-            };
-            const Tensor in_8 = rounded(in, amax_in, Fp8::e4m3),
-                         weight_8 = rounded(weight, amax_weight, Fp8::e4m3),
-                         dout_8 = rounded(dout, amax_dout, Fp8::e5m2);
-            device.ops().matmul_forward(out, in_8, weight_8, bias, pre_gelu);
-            device.ops().matmul_backward(din, dweight, {}, dout_8, in_8, weight_8, before);
-        });
+    return results_on(device, [&](const Operands& of) {
+        const auto rounded = [&](const Tensor& x, const Tensor& amax, Fp8 format) {
+            const Tensor made = device.made(DType::bf16, x.shape);
+            device.ops().quantise(made, x, amax, format);
+            return made;
+        };
+        const Tensor in = rounded(of.in, of.amax_in, Fp8::e4m3),
+                     weight = rounded(of.weight, of.amax_weight, Fp8::e4m3),
+                     dout = rounded(of.dout, of.amax_dout, Fp8::e5m2);
+        device.ops().matmul_forward(of.out, in, weight, of.bias, of.pre_gelu);
+        device.ops().matmul_backward(of.din, of.dweight, {}, dout, in, weight, of.before);
+    });
 }
 
 Results on_the_gpu() {
     OnDevice device(make_cuda_device({}));
-    return results_on(
-        device, [&](const Tensor& in, const Tensor& amax_in, const Tensor& weight, const Tensor& amax_weight,
-                    const Tensor& dout, const Tensor& amax_dout, const Tensor& bias, const Tensor& before,
-                    const Tensor& out, const Tensor& pre_gelu, const Tensor& din, const Tensor& dweight) {
-            const auto copies = [&](const Tensor& x, const Tensor& amax, Fp8 format) {
-                const Fp8Copies made{device.made(DType::uint8, x.shape),
-                                     device.made(DType::uint8, {x.shape[1], x.shape[0]}),
-                                     device.made(DType::fp32, {1})};
-                device.ops().quantise_to_bytes(made, x, amax, format);
-                return made;
-            };
-            const Fp8Copies in_8 = copies(in, amax_in, Fp8::e4m3),
-                            weight_8 = copies(weight, amax_weight, Fp8::e4m3),
-                            dout_8 = copies(dout, amax_dout, Fp8::e5m2);
-            device.ops().fp8_matmul_forward(out, in_8, weight_8, bias, pre_gelu);
-            device.ops().fp8_matmul_backward(din, dweight, dout_8, in_8, weight_8, before);
-        });
+    return results_on(device, [&](const Operands& of) {
+        const auto copies = [&](const Tensor& x, const Tensor& amax, Fp8 format) {
+            const Fp8Copies made{device.made(DType::uint8, x.shape),
+                                 device.made(DType::uint8, {x.shape[1], x.shape[0]}),
+                                 device.made(DType::fp32, {1})};
+            device.ops().quantise_to_bytes(made, x, amax, format);
+            return made;
+        };
+        const Fp8Copies in = copies(of.in, of.amax_in, Fp8::e4m3),
+                        weight = copies(of.weight, of.amax_weight, Fp8::e4m3),
+                        dout = copies(of.dout, of.amax_dout, Fp8::e5m2);
+        device.ops().fp8_matmul_forward(of.out, in, weight, of.bias, of.pre_gelu);
+        device.ops().fp8_matmul_backward(of.din, of.dweight, dout, in, weight, of.before);
+    });
 }
 
 // Both devices multiply the same numbers. Sums of at most 112 terms in fp32 differ by 2 * 112 * 2^-24 of the sum of the
