@@ -275,5 +275,5 @@ using llmc::cuda::adamw_8bit;
     &adamw_8bit<float, float, float>, &adamw_8bit<fp16, float, float>, &adamw_8bit<bf16, float, float>,
     &adamw_8bit<bf16, float, bf16>,   &adamw_8bit<bf16, bf16, float>,  &adamw_8bit<bf16, bf16, bf16>};
 }  // namespace lab
-template __global__ void llmc::cuda::store_kernel<llmc::cuda::AdamWCoefficients>(
-    llmc::cuda::AdamWCoefficients*, llmc::cuda::AdamWCoefficients);
+template __global__ void llmc::cuda::store_kernel<llmc::AdamWCoefficients>(llmc::AdamWCoefficients*,
+                                                                           llmc::AdamWCoefficients);

@@ -28,6 +28,10 @@ class DeviceWithOps : public Device {
     void upload(const Tensor& to_device, const void* from_host) override {
         device_.upload(to_device, from_host);
     }
+    Device& host() override { return device_.host(); }
+    void begin_download(void* to_host_memory, const Tensor& from_device) override {
+        device_.begin_download(to_host_memory, from_device);
+    }
     void download(void* to_host, const Tensor& from_device) override {
         device_.download(to_host, from_device);
     }

@@ -16,6 +16,11 @@
 
 namespace llmc {
 
+// Where something lies: in the device's memory, in the host's beside a GPU, or on a disk. The CPU device's memory is
+// that of the host.
+enum class Tier { device, host, disk };
+std::string_view name_of(Tier tier);
+
 enum class ArenaKind {
     parameters,
     gradients,
@@ -53,13 +58,15 @@ struct BufferId {
 class MemoryLayout {
   public:
     // The buffer's first byte, and its size, are multiples of `alignment`, itself a multiple of buffer_alignment.
+    // It lies in the memory of the device or of the host.
     BufferId add(ArenaKind arena, std::string name, DType dtype, const Shape& shape,
-                 std::size_t alignment = buffer_alignment);
+                 std::size_t alignment = buffer_alignment, Tier tier = Tier::device);
 
-    // Each buffer is rounded up to its alignment.
+    // The arenas of the device. Each buffer is rounded up to its alignment.
     std::size_t bytes(ArenaKind arena) const { return sizes_.bytes(arena); }
     std::size_t total_bytes() const { return sizes_.total_bytes(); }
     const ArenaSizes& sizes() const { return sizes_; }
+    const ArenaSizes& host_sizes() const { return host_sizes_; }
 
     struct Buffer {
         ArenaKind arena;
@@ -67,12 +74,13 @@ class MemoryLayout {
         DType dtype;
         Shape shape;
         std::size_t offset;  // bytes from the arena's start
+        Tier tier;
     };
     const std::vector<Buffer>& buffers() const { return buffers_; }
 
   private:
     std::vector<Buffer> buffers_;
-    ArenaSizes sizes_;
+    ArenaSizes sizes_, host_sizes_;
 };
 
 }  // namespace llmc

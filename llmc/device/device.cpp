@@ -1,9 +1,12 @@
 #include "llmc/device/device.h"
 
 #include <algorithm>
+#include <cstring>
+#include <memory>
 #include <utility>
 #include <vector>
 
+#include "llmc/core/scratch_file.h"
 #include "llmc/core/text.h"
 
 namespace llmc {
@@ -33,6 +36,15 @@ Arenas::Arenas(Device& device, MemoryLayout layout) : device_(device), layout_(s
     for (const ArenaKind kind : all_arenas) {
         const std::size_t bytes = layout_.bytes(kind);
         if (bytes > 0) memory_[static_cast<std::size_t>(kind)] = device_.allocate(bytes, name_of(kind));
+        const std::size_t of_host = layout_.host_sizes().bytes(kind);
+        if (of_host == 0) continue;
+        // Disks read into whole blocks of memory.
+        std::size_t room = of_host + ScratchFile::alignment;
+        HostMemory& memory = host_memory_[static_cast<std::size_t>(kind)] = device_.host_memory(room);
+        void* first = memory.get();
+        std::align(ScratchFile::alignment, of_host, first, room);
+        of_host_[static_cast<std::size_t>(kind)] = static_cast<std::byte*>(first);
+        std::memset(first, 0, of_host);
     }
 }
 
@@ -43,12 +55,14 @@ Arenas::~Arenas() {
 Tensor Arenas::operator[](BufferId id) const {
     check(id.index >= 0 && id.index < static_cast<int>(layout_.buffers().size()), "a buffer of this layout");
     const MemoryLayout::Buffer& buffer = layout_.buffers()[static_cast<std::size_t>(id.index)];
-    return {memory_[static_cast<std::size_t>(buffer.arena)] + buffer.offset, buffer.dtype, buffer.shape};
+    const auto arena = static_cast<std::size_t>(buffer.arena);
+    std::byte* const memory = buffer.tier == Tier::host ? of_host_[arena] : memory_[arena];
+    return {memory + buffer.offset, buffer.dtype, buffer.shape};
 }
 
 std::string_view name_of(StreamKind stream) {
     return name_among(stream, "compute", "communication", "activations in", "activations out", "gradients in",
-                      "gradients out", "copy", "disk in", "disk out");
+                      "gradients out", "copy", "to device", "from device", "host", "disk in", "disk out");
 }
 
 }  // namespace llmc

@@ -25,7 +25,8 @@ enum class DeviceKind { cpu, cuda };
 
 // Operations run in `compute`. Communication between ranks has its own stream, so that it need not wait for
 // operations. Transfers between pipeline stages have a stream per kind and direction, so that none waits for
-// another. `copy` copies the next batch. Reads and writes of a disk have one each.
+// another. `copy` copies the next batch; what is offloaded goes to the device and comes from it on two more. The host's
+// own work has streams too: its updates, and the reads and writes of a disk.
 enum class StreamKind {
     compute,
     communication,
@@ -34,17 +35,22 @@ enum class StreamKind {
     gradients_in,
     gradients_out,
     copy,
+    to_device,
+    from_device,
+    host,
     disk_in,
     disk_out
 };
 inline constexpr std::array all_streams = {StreamKind::compute,        StreamKind::communication,
                                            StreamKind::activations_in, StreamKind::activations_out,
                                            StreamKind::gradients_in,   StreamKind::gradients_out,
-                                           StreamKind::copy,           StreamKind::disk_in,
-                                           StreamKind::disk_out};
-// Those that a device may have. The host itself reads and writes disks.
+                                           StreamKind::copy,           StreamKind::to_device,
+                                           StreamKind::from_device,    StreamKind::host,
+                                           StreamKind::disk_in,        StreamKind::disk_out};
+// Those that a device may have.
 inline constexpr std::span<const StreamKind> device_streams =
-    std::span(all_streams).first<static_cast<std::size_t>(StreamKind::disk_in)>();
+    std::span(all_streams).first<static_cast<std::size_t>(StreamKind::host)>();
+inline constexpr bool is_of_host(StreamKind stream) { return stream >= StreamKind::host; }
 std::string_view name_of(StreamKind stream);
 
 // The streams of an asynchronous device. Work in one stream runs in order. Streams run concurrently, except
@@ -103,6 +109,8 @@ class Device {
 
     // Null for a device that finishes each call before it returns.
     virtual Streams* streams() { return nullptr; }
+    // The device whose memory is the host's: the CPU device itself, and that beside a GPU.
+    virtual Device& host() = 0;
 
     // Copy between host memory and device memory; both sides have the same dtype and number of elements. With
     // streams, an upload from host_memory() is asynchronous: the source must not change until the copy is
@@ -110,7 +118,9 @@ class Device {
     // stream.
     virtual void upload(const Tensor& to_device, const void* from_host) = 0;
     virtual void download(void* to_host, const Tensor& from_device) = 0;
-    // Allocates host memory from which uploads are asynchronous.
+    // Queues a download to host_memory() on the selected stream; without streams it is done at once.
+    virtual void begin_download(void* to_host_memory, const Tensor& from_device) = 0;
+    // Allocates host memory for asynchronous copies. If there is too little, throws a UserError.
     virtual HostMemory host_memory(std::size_t bytes) = 0;
     // Waits until the device has done all its work.
     virtual void synchronize() = 0;
@@ -153,8 +163,8 @@ void let_waiting_threads_sleep(char** argv);
 void upload_rounded(Device& device, const Tensor& to, std::span<const float> from);
 void download_widened(Device& device, std::span<float> to, const Tensor& from);
 
-// The memory of a MemoryLayout on a device: one allocation per arena, made once and zeroed. The destructor
-// frees it.
+// The memory of a MemoryLayout on a device and beside it: one allocation per arena, made once and zeroed. The
+// destructor frees it.
 class Arenas {
   public:
     Arenas(Device& device, MemoryLayout layout);
@@ -169,6 +179,8 @@ class Arenas {
     Device& device_;
     MemoryLayout layout_;
     std::array<std::byte*, all_arenas.size()> memory_{};
+    std::array<HostMemory, all_arenas.size()> host_memory_{};
+    std::array<std::byte*, all_arenas.size()> of_host_{};  // the first bytes, at whole blocks of a disk
 };
 
 }  // namespace llmc

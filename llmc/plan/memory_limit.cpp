@@ -25,11 +25,11 @@ double least_memory(const RunSpec& spec) {
     const Sharding& sharding = spec.mesh.sharding;
     const auto size = [](DType dtype) { return static_cast<double>(size_of(dtype)); };
     const double state =
-        spec.state_tier == StateTier::disk
+        sharding.offload.has_state()
             ? 0
             : 2 * size(spec.moments_dtype) + (spec.store_dtypes().keeps_master() ? size(DType::fp32) : 0);
     const double parameter =
-        (sharding.offloads_parameters ? 0 : size(spec.dtype) * sharding.share_of_parameters()) +
+        (sharding.offload.has_parameters() ? 0 : size(spec.dtype) * sharding.share_of_parameters()) +
         size(spec.gradient_dtype) * sharding.share_of_gradients() + state * sharding.share_of_optimizer();
     const PartSizes sizes{.split = spec.mesh.split(),
                           .batch = std::max<std::int64_t>(1, spec.micro_batch_sequences),
@@ -108,6 +108,11 @@ bool fits(const MachineMemory& machine, std::size_t bytes) {
     return bytes <= available(machine) / static_cast<std::size_t>(machine.processes);
 }
 
+bool fits_host(const MachineMemory& machine, std::size_t bytes) {
+    return machine.host_bytes == 0 ||
+           bytes <= machine.host_bytes / static_cast<std::size_t>(machine.host_processes);
+}
+
 void require_possible(const RunSpec& spec) {
     const double least = least_memory(spec);
     const bool has_plan = least <= most_memory && most_micro_batches(spec) > 0;
@@ -143,7 +148,8 @@ namespace {
 
 // Whether the run fits with some micro-batch of at most `micro_batch` sequences.
 bool would_fit(const RunSpec& spec, const FindNeeds& find, std::int64_t micro_batch) {
-    return fits(spec.machine, needs_that_fit(spec, find, micro_batch).largest_memory());
+    const RunNeeds needs = needs_that_fit(spec, find, micro_batch);
+    return fits(spec.machine, needs.largest_memory()) && fits_host(spec.machine, needs.largest_host_memory());
 }
 
 // The first ZeRO stage beyond the given one at which the run would fit.
@@ -178,15 +184,16 @@ std::string gpus_that_fit(const RunSpec& spec, const FindNeeds& find, std::int64
 
 // On the CPU: a disk for the optimizer's state, and then for parameters.
 std::string disk_that_fits(RunSpec run, const std::function<bool(const RunSpec&)>& would_do) {
-    if (run.mesh.sharding.offloads_parameters || run.moments_dtype == DType::uint8) return "";
-    const bool has_state = run.trains && run.state_tier == StateTier::device;
+    Offload& offload = run.mesh.sharding.offload;
+    if (offload.has_parameters() || run.moments_dtype == DType::uint8) return "";
+    const bool has_state = run.trains && !offload.has_state();
     const std::string state = has_state ? "--offload-optimizer nvme " : "", place = "--nvme-dir DIR";
     if (has_state) {
-        run.state_tier = StateTier::disk;
+        offload.state = Tier::disk;
         if (would_do(run)) return state + place;
     }
-    run.mesh.sharding.offloads_parameters = true;
-    run.mesh.sharding.prefetch_units = 2;
+    offload.parameters = Tier::disk;
+    run.mesh.sharding.prefetch_units = run.mesh.sharding.default_prefetch_units();
     return would_do(run) ? state + "--offload-parameters nvme " + place : "";
 }
 
@@ -263,6 +270,23 @@ void refuse_memory(const RunNeeds& run, const Remedy& remedy) {
         human_count(parameters_about(run.spec.model)), plural(shown.micro_batch, "sequence"),
         human_bytes(memory.total_bytes()), largest_arenas(memory), against_the_machine(run.spec.machine),
         advice);
+}
+
+std::string lack_of_host_memory(const RunNeeds& run) {
+    const MachineMemory& machine = run.spec.machine;
+    const Offload& offload = run.spec.mesh.sharding.offload;
+    std::string advice;
+    for (const auto& [name, tier] :
+         {std::pair("optimizer", offload.state), std::pair("parameters", offload.parameters)}) {
+        if (tier == Tier::host) advice += fmt::format("--offload-{} nvme ", name);
+    }
+    return fmt::format(
+        "--offload: what the host keeps needs {} of its memory{}, but this machine has {} free; {}",
+        human_bytes(run.largest_host_memory()),
+        machine.host_processes > 1 ? fmt::format(" in each of {} processes", machine.host_processes) : "",
+        human_bytes(machine.host_bytes),
+        advice.empty() ? "offload less, or take more machines"
+                       : fmt::format("a disk holds it: {}--nvme-dir DIR", advice));
 }
 
 std::string lack_of_memory(const RunNeeds& run, const Remedy& remedy) {

@@ -11,8 +11,9 @@
 
 namespace llmc {
 
-// Whether every process on a machine can have `bytes`.
+// Whether every process on a machine can have `bytes`; of the host's memory beside a GPU.
 bool fits(const MachineMemory& machine, std::size_t bytes);
+bool fits_host(const MachineMemory& machine, std::size_t bytes);
 
 // Throws UserError for sizes that are too large to plan, if a lower bound of their memory exceeds the
 // machine's.
@@ -41,6 +42,9 @@ Remedy remedy_of(const RunNeeds& run, const FindNeeds& find);
 
 // Throws the UserError for a run that does not fit.
 [[noreturn]] void refuse_memory(const RunNeeds& run, const Remedy& remedy);
+
+// Why what is offloaded to the host's memory beside GPUs does not fit there, and what would do.
+std::string lack_of_host_memory(const RunNeeds& run);
 
 // "does not fit here: needs 28.1 GiB, 22.4 GiB free; --recompute block would fit"
 std::string lack_of_memory(const RunNeeds& run, const Remedy& remedy);

@@ -117,22 +117,14 @@ std::vector<UnitBytes> unit_bytes(const RunSpec& spec, std::span<const UnitLayou
     return bytes;
 }
 
-BytesOnDisk bytes_on_disk(const Step& step, const StoreLayout& store) {
-    BytesOnDisk bytes;
+BytesMoved bytes_moved(const Step& step, const StoreLayout& store, const MemoryLayout& memory) {
+    BytesMoved bytes;
     for (const Action& action : step.actions) {
-        if (!is_on_disk(action)) continue;
-        const auto unit = static_cast<std::size_t>(action.unit);
-        std::uint64_t& moved = action.stream == StreamKind::disk_in ? bytes.read : bytes.written;
-        if (action.piece >= 0) {
-            const StatePiece& piece = store.pieces[unit][static_cast<std::size_t>(action.piece)];
-            moved += PieceBytes(piece.elements(), store.dtypes.keeps_master(), store.dtypes.moments).all;
-        } else {
-            const auto shards = static_cast<std::uint64_t>(
-                store.sharding.keeps_parameters_whole() ? 1 : store.sharding.shards);
-            moved += whole_blocks(
-                static_cast<std::uint64_t>(store.units[unit].padded_elements(store.sharding.ranks())) *
-                size_of(store.dtypes.compute) / shards);
-        }
+        const std::uint64_t moved = bytes_moved(action, store, memory);
+        if (action.stream == StreamKind::to_device) bytes.to_device += moved;
+        if (action.stream == StreamKind::from_device) bytes.from_device += moved;
+        if (action.stream == StreamKind::disk_in) bytes.read += moved;
+        if (action.stream == StreamKind::disk_out) bytes.written += moved;
     }
     return bytes;
 }
@@ -142,7 +134,7 @@ void lay_out_memory(RunPlan& plan, const DeviceSizes& sizes, std::size_t staging
     plan.store = lay_out_store(plan.memory, spec.store_dtypes(), plan.part(), spec.mesh.sharding,
                                static_cast<int>(plan.micro_batches), spec.mesh.tensor_place(), spec.trains);
     plan.sent = bytes_sent(plan.training, unit_bytes(spec, plan.store.units), *plan.lists);
-    plan.disk = bytes_on_disk(plan.training, plan.store);
+    plan.moved = bytes_moved(plan.training, plan.store, plan.memory);
     plan.bytes_of_whole_gradients = bytes_of_whole_gradients(plan);
     std::int64_t norm_blocks = 0;
     for (const UnitLayout& unit : plan.store.units)
@@ -156,6 +148,14 @@ void lay_out_memory(RunPlan& plan, const DeviceSizes& sizes, std::size_t staging
     plan.workspace =
         add_bytes(plan.memory, ArenaKind::workspace,
                   sizes.workspace_bytes(workspace_request(spec.model, plan.lists->kinds.front().sizes)));
+}
+
+StageNeeds needs_of(const RunPlan& plan) {
+    return {.memory = plan.memory.sizes(),
+            .host = plan.memory.host_sizes(),
+            .disk = plan.store.file_bytes,
+            .sent = plan.sent,
+            .moved = plan.moved};
 }
 
 // The plan of this rank's stage, with the needs of all stages.
@@ -173,7 +173,7 @@ RunPlan plan_with(const RunSpec& spec, const DeviceSizes& sizes, std::size_t sta
         build_lists(plan);
         lay_out_memory(plan, sizes, staging_bytes);
         lists.add(plan);
-        needs.push_back({plan.memory.sizes(), plan.sent});
+        needs.push_back(needs_of(plan));
         if (stage == spec.mesh.stage()) own = std::move(plan);
     }
     lists.check();
@@ -188,6 +188,36 @@ RunPlan plan_with(const RunSpec& spec, const DeviceSizes& sizes, std::size_t sta
 int RunNeeds::fullest_stage() const {
     const auto bytes = [](const StageNeeds& stage) { return stage.memory.total_bytes(); };
     return static_cast<int>(std::ranges::max_element(stages, {}, bytes) - stages.begin());
+}
+
+std::size_t RunNeeds::largest_host_memory() const {
+    std::size_t most = 0;
+    for (const StageNeeds& stage : stages) most = std::max(most, stage.host.total_bytes());
+    return most;
+}
+
+std::uint64_t RunNeeds::largest_disk() const {
+    return std::ranges::max_element(stages, {}, &StageNeeds::disk)->disk;
+}
+
+std::uint64_t bytes_moved(const Action& action, const StoreLayout& store, const MemoryLayout& memory) {
+    const auto unit = static_cast<std::size_t>(action.unit);
+    if (action.stream == StreamKind::to_device || action.stream == StreamKind::from_device) {
+        const UnitBufferIds& ids = store.buffers[unit];
+        const BufferId id = moves_parameters(action.kind) ? *ids.host_parameters : *ids.host_gradients;
+        const MemoryLayout::Buffer& buffer = memory.buffers()[static_cast<std::size_t>(id.index)];
+        return static_cast<std::uint64_t>(buffer.shape.elements()) * size_of(buffer.dtype);
+    }
+    if (!is_on_disk(action)) return 0;
+    if (action.piece >= 0) {
+        const StatePiece& piece = store.pieces[unit][static_cast<std::size_t>(action.piece)];
+        return PieceBytes(piece.elements(), store.dtypes.keeps_master(), store.dtypes.moments).all;
+    }
+    const auto shards =
+        static_cast<std::uint64_t>(store.sharding.keeps_parameters_whole() ? 1 : store.sharding.shards);
+    return whole_blocks(
+        static_cast<std::uint64_t>(store.units[unit].padded_elements(store.sharding.ranks())) *
+        size_of(store.dtypes.compute) / shards);
 }
 
 namespace {
@@ -213,12 +243,18 @@ T extrapolated(T first, T second, std::int64_t times) {
 
 StageNeeds extrapolated(const StageNeeds& first, const StageNeeds& second, std::int64_t times) {
     StageNeeds needs;
-    for (const ArenaKind arena : all_arenas)
-        needs.memory.bytes(arena) =
-            extrapolated(first.memory.bytes(arena), second.memory.bytes(arena), times);
+    for (const auto memory : {&StageNeeds::memory, &StageNeeds::host}) {
+        for (const ArenaKind arena : all_arenas)
+            (needs.*memory).bytes(arena) =
+                extrapolated((first.*memory).bytes(arena), (second.*memory).bytes(arena), times);
+    }
     for (const auto kind :
          {&BytesSent::inside, &BytesSent::across, &BytesSent::tied, &BytesSent::stages, &BytesSent::tensor})
         needs.sent.*kind = extrapolated(first.sent.*kind, second.sent.*kind, times);
+    for (const auto kind :
+         {&BytesMoved::read, &BytesMoved::written, &BytesMoved::to_device, &BytesMoved::from_device})
+        needs.moved.*kind = extrapolated(first.moved.*kind, second.moved.*kind, times);
+    needs.disk = first.disk;
     return needs;
 }
 
@@ -249,11 +285,10 @@ ShortPlans short_plans(const RunSpec& spec, const DeviceSizes& sizes, std::size_
 
 RunNeeds needs_of(const ShortPlans& plans) {
     RunNeeds needs{plans.first.front().spec, plans.first.front().micro_batch, {}};
-    const auto of = [](const RunPlan& plan) { return StageNeeds{plan.memory.sizes(), plan.sent}; };
     for (std::size_t stage = 0; stage < plans.first.size(); ++stage)
-        needs.stages.push_back(
-            plans.more == 0 ? of(plans.first[stage])
-                            : extrapolated(of(plans.first[stage]), of(plans.second[stage]), plans.more));
+        needs.stages.push_back(plans.more == 0 ? needs_of(plans.first[stage])
+                                               : extrapolated(needs_of(plans.first[stage]),
+                                                              needs_of(plans.second[stage]), plans.more));
     return needs;
 }
 
@@ -293,6 +328,9 @@ RunPlan plan_run(const RunSpec& spec, const DeviceSizes& sizes, std::size_t stag
         const Remedy remedy = remedy_of(needs, find);
         if (!spec.may_exceed_machine) refuse_memory(needs, remedy);
         lack = lack_of_memory(needs, remedy);
+    } else if (!fits_host(spec.machine, needs.largest_host_memory())) {
+        lack = lack_of_host_memory(needs);
+        if (!spec.may_exceed_machine) throw UserError(lack);
     }
     RunPlan plan = plan_with(spec, sizes, staging_bytes, needs.micro_batch);
     plan.lack = std::move(lack);

@@ -28,6 +28,9 @@ namespace llmc {
 struct MachineMemory {
     std::size_t bytes = 0;  // 0: unknown
     int processes = 1;
+    // Beside a GPU: that of the host, for as many processes as are on the machine. 0: unknown.
+    std::size_t host_bytes = 0;
+    int host_processes = 1;
     std::string_view name = "this machine";  // for messages
     bool more_processes_bring_more = false;  // as on machines where each process has its own GPU
     bool is_of_cpu = true;                   // of the CPU device, whose runs may keep state on a disk
@@ -38,12 +41,11 @@ struct RunSpec {
     // The --model whose sizes the user took unchanged; empty if options gave sizes. For messages.
     std::string model_name{};
     DType dtype = DType::fp32;
-    DType gradient_dtype = DType::fp32;        // fp32, or the same as `dtype`
-    DType moments_dtype = DType::fp32;         // fp32 or bf16, or uint8: in 8 bits
-    bool has_master = true;                    // an fp32 copy of the weights, if `dtype` is not fp32
-    Fp8Scaling fp8 = Fp8Scaling::none;         // in bf16: of the blocks' products
-    DType fp8_dtype = DType::bf16;             // what they read (DeviceSizes::fp8_dtype)
-    StateTier state_tier = StateTier::device;  // of master weights and moments
+    DType gradient_dtype = DType::fp32;  // fp32, or the same as `dtype`
+    DType moments_dtype = DType::fp32;   // fp32 or bf16, or uint8: in 8 bits
+    bool has_master = true;              // an fp32 copy of the weights, if `dtype` is not fp32
+    Fp8Scaling fp8 = Fp8Scaling::none;   // in bf16: of the blocks' products
+    DType fp8_dtype = DType::bf16;       // what they read (DeviceSizes::fp8_dtype)
     std::int64_t least_piece = StoreDtypes().least_piece;
     Mesh mesh;
     // Whether --reduce-every has its default, which depends on the ZeRO stage.
@@ -65,16 +67,24 @@ struct RunSpec {
     bool may_exceed_machine = false;
 
     StoreDtypes store_dtypes() const {
-        return {dtype, gradient_dtype, moments_dtype, has_master, state_tier, least_piece};
+        return {dtype, gradient_dtype, moments_dtype, has_master, least_piece};
     }
     std::int64_t global_sequences() const { return global_batch_tokens / model.sequence_length; }
     std::int64_t rank_sequences() const { return global_sequences() / mesh.data_ranks(); }
 };
 
+// Bytes of what is offloaded that a list moves: from the disk and to it; from the host's memory to the device beside
+// it, and back.
+struct BytesMoved {
+    std::uint64_t read = 0, written = 0, to_device = 0, from_device = 0;
+};
+
 // The needs of a rank of one pipeline stage.
 struct StageNeeds {
-    ArenaSizes memory;
-    BytesSent sent;  // in a training step
+    ArenaSizes memory, host;  // of the device, and of the host beside it
+    std::uint64_t disk = 0;   // bytes of the file
+    BytesSent sent;           // in a training step
+    BytesMoved moved;
 };
 
 // What a run needs on every stage, without the lists that it performs.
@@ -88,11 +98,8 @@ struct RunNeeds {
     std::size_t largest_memory() const {
         return stages[static_cast<std::size_t>(fullest_stage())].memory.total_bytes();
     }
-};
-
-// Bytes that a list reads from the disk, and writes to it.
-struct BytesOnDisk {
-    std::uint64_t read = 0, written = 0;
+    std::size_t largest_host_memory() const;
+    std::uint64_t largest_disk() const;
 };
 
 struct RunPlan {
@@ -117,7 +124,7 @@ struct RunPlan {
     BufferId workspace;      // the device's scratch memory
 
     BytesSent sent;                  // by this rank in a training step
-    BytesOnDisk disk;                // that a training step reads and writes
+    BytesMoved moved;                // in a training step
     std::vector<StageNeeds> stages;  // for the ranks of every stage
     std::size_t largest_memory = 0;  // memory of the stage that needs the most
     // Why the run does not fit the machine, and what would; empty if it fits.
@@ -144,6 +151,9 @@ struct RunPlan {
     // The sequences of each data rank in one run of the evaluation.
     std::int64_t evaluation_sequences() const { return micro_batch * evaluation.micro_batches; }
 };
+
+// The bytes of a copy between host and device, or of a transfer from or to the disk; 0 for other actions.
+std::uint64_t bytes_moved(const Action& action, const StoreLayout& store, const MemoryLayout& memory);
 
 // The part of the model on each stage of a run's pipeline. Empty if there is one stage, or if there are more
 // layers than any plan may have. UserError for numbers of chunks that the schedule does not support.

@@ -155,7 +155,22 @@ class ActionTimes {
         const double parameters = elements * static_cast<double>(size_of(plan_.spec.dtype)),
                      gradients = elements * static_cast<double>(size_of(plan_.spec.gradient_dtype));
         const double held = sharding.keeps_optimizer_whole() ? elements : elements / sharding.shards;
+        const auto seconds_at = [&](double bytes, double rate) { return rate > 0 ? bytes / rate : 0; };
+        const auto moved = [&] {
+            return static_cast<double>(bytes_moved(action, plan_.store, plan_.memory));
+        };
         switch (action.kind) {
+            case ActionKind::upload_parameters:
+            case ActionKind::download_parameters:
+            case ActionKind::upload_gradients:
+            case ActionKind::download_gradients:
+                return seconds_at(moved(), rates_.host_link);
+            case ActionKind::read_state:
+            case ActionKind::read_parameters:
+                return seconds_at(moved(), rates_.disk_read);
+            case ActionKind::write_state:
+            case ActionKind::write_parameters:
+                return seconds_at(moved(), rates_.disk_write);
             case ActionKind::gather_parameters:
                 return gather_seconds(parameters, sharding.shards, mesh.tensor, rates_);
             case ActionKind::reduce_scatter:
@@ -171,12 +186,18 @@ class ActionTimes {
                 // Gradients are read; moments and weights are read and written; parameters are written.
                 const double moments = 4 * static_cast<double>(size_of(plan_.spec.moments_dtype)),
                              weights = plan_.spec.has_master ? 10 : 4;
-                return std::max(rates_.launch, held * (4 + moments + weights) / rates_.memory);
+                const double pieces =
+                    action.piece < 0 ? 1
+                                     : static_cast<double>(
+                                           plan_.store.pieces[static_cast<std::size_t>(action.unit)].size());
+                const double bytes = held * (4 + moments + weights) / pieces;
+                return action.stream == StreamKind::host ? seconds_at(bytes, rates_.host_memory)
+                                                         : std::max(rates_.launch, bytes / rates_.memory);
             }
             case ActionKind::zero:
             case ActionKind::round:
             case ActionKind::accumulate:
-            case ActionKind::square:
+            case ActionKind::square:  // of one unit
                 return std::max(rates_.launch, gradients / rates_.memory);
             default:
                 return rates_.launch;

@@ -26,6 +26,9 @@ struct StepRates {
     double launch = 0;        // seconds of a kernel, at least
     int multiprocessors = 0;  // for the share that tiles leave idle; 0: none
     LinkRate node, network;
+    // bytes/s of what is offloaded, for one rank: of the link to the host in each direction, of its share of the host's
+    // memory, and of its share of the disks. 0: not known, and counted as nothing.
+    double host_link = 0, host_memory = 0, disk_read = 0, disk_write = 0;
     int ranks_of_node = 1;
     bool is_bound = false;  // collectives on two levels take the slower one, not half of the other too
 };

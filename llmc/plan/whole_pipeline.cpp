@@ -93,8 +93,8 @@ RunPlan plan_of_whole_pipeline(const RunSpec& spec, std::int64_t micro_batch) {
 std::vector<int> state_pieces(const RunPlan& plan) {
     const RunSpec& spec = plan.spec;
     std::vector<int> counts;
-    if (spec.state_tier == StateTier::device || !spec.trains) return counts;
     const Sharding& sharding = spec.mesh.sharding;
+    if (sharding.offload.state != Tier::disk || !spec.trains) return counts;
     for (const Outline::OutlinedUnit& unit : plan.outline->units) {
         const std::int64_t elements =
             UnitLayout(unit.spec, spec.mesh.tensor_place()).padded_elements(sharding.ranks());

@@ -56,6 +56,13 @@ std::vector<std::pair<std::string_view, std::string>> smaller_options(const Plan
     add(spec.moments_dtype != DType::uint8, "moments-dtype", "8bit");
     add(spec.dtype == DType::bf16 && spec.has_master, "master-dtype", "none");
     add(spec.dtype == DType::fp32, "dtype", "bf16");
+    const Offload& offload = sharding.offload;
+    const auto add_tiers = [&](std::string_view option, Tier now) {
+        if (offload.is_beside_host && now == Tier::device) add(true, option, "cpu");
+        if (now != Tier::disk) options.emplace_back(option, fmt::format("--{} nvme --nvme-dir DIR", option));
+    };
+    if (spec.moments_dtype != DType::uint8) add_tiers("offload-optimizer", offload.state);
+    add_tiers("offload-parameters", offload.parameters);
     if (spec.mesh.tensor > 1 && !spec.mesh.sequence_parallel)
         options.emplace_back("sequence-parallel", "--sequence-parallel");
     add(2 * spec.mesh.tensor <= run.machines.ranks_of_node, "tensor-parallel", 2 * spec.mesh.tensor);

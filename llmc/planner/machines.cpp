@@ -127,6 +127,9 @@ PlannedMachines machines_of(const PlanOptions& asked, const Options& options, in
                    plural(ranks, machines.gpu ? "GPU" : "process", machines.gpu ? "s" : "es"));
     machines.ranks_of_node = ceiling(ranks, machines.nodes);
     machines.host_bytes = asked.host_bytes.value_or(0);
+    machines.nvme_bytes = asked.nvme_bytes.value_or(0);
+    machines.nvme_read = 1e9 * asked.nvme_read.value_or(5);
+    machines.nvme_write = 1e9 * asked.nvme_write.value_or(2.5);
     if (machines.gpu) {
         machines.sizes = std::make_unique<cuda::GpuSizes>(machines.gpu->chip);
         machines.usable = static_cast<std::size_t>((machines.gpu->gib - 1) * gib);
@@ -139,6 +142,13 @@ PlannedMachines machines_of(const PlanOptions& asked, const Options& options, in
     return machines;
 }
 
+namespace {
+
+// bytes/s of a machine's memory: two sockets of eight channels of DDR5-4800, about.
+constexpr double host_memory_rate = 600e9;
+
+}  // namespace
+
 StepRates peak_rates(const PlannedMachines& machines, DType dtype, bool uses_tf32) {
     const GpuModel& gpu = *machines.gpu;
     const double flops = gpu.peak(dtype, uses_tf32);
@@ -149,6 +159,10 @@ StepRates peak_rates(const PlannedMachines& machines, DType dtype, bool uses_tf3
             .memory = 1e9 * gpu.memory_gbs,
             .node = {.bytes = 1e9 * (gpu.link_gbs > 0 ? gpu.link_gbs : gpu.pcie_gbs)},
             .network = {.bytes = 1e9 * gpu.network_gbs},
+            .host_link = 1e9 * gpu.pcie_gbs,
+            .host_memory = host_memory_rate / machines.ranks_of_node,
+            .disk_read = machines.nvme_read / machines.ranks_of_node,
+            .disk_write = machines.nvme_write / machines.ranks_of_node,
             .ranks_of_node = machines.ranks_of_node,
             .is_bound = true};
 }
@@ -160,6 +174,8 @@ StepRates measured_rates(const PlannedMachines& machines, DType dtype, bool uses
     rates.fp8_products *= 0.71;
     rates.attention *= is_ampere ? 0.5 : 0.33;
     rates.memory *= 0.9;
+    rates.host_link *= 0.8;
+    rates.host_memory *= 0.7;
     rates.launch = 4e-6;
     rates.multiprocessors = machines.gpu->chip.multiprocessors;
     rates.node = {.bytes = 0.8 * rates.node.bytes, .latency = 3.4e-6};

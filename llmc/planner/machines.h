@@ -19,10 +19,15 @@ namespace llmc {
 struct PlannedMachines {
     std::optional<GpuModel> gpu;  // with the values that options override; none: CPUs
     int nodes = 1, ranks_of_node = 1;
-    double host_bytes = 0;  // of a node; 0: not known
+    double host_bytes = 0, nvme_bytes = 0;  // of a node; 0: not known
+    double nvme_read = 0, nvme_write = 0;   // bytes/s of a node's disks
     // The memory of a rank for its arenas: on a GPU 1 GiB less than a process sees, for CUDA's context and NCCL. 0: not
     // known.
     std::size_t usable = 0;
+    // The same of the host's memory beside a GPU, and of the disks.
+    std::size_t usable_host() const { return gpu ? share_of(host_bytes) : 0; }
+    std::size_t usable_disk() const { return share_of(nvme_bytes); }
+    std::size_t share_of(double bytes) const { return static_cast<std::size_t>(bytes / ranks_of_node); }
     std::unique_ptr<DeviceSizes> sizes;
 };
 

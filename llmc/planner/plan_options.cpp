@@ -93,6 +93,17 @@ void add_plan_options(CLI::App& app, PlanOptions& options) {
                "Network of a GPU in one direction, in GB/s: 50 is 400 Gb/s (default: 50; A100 25)");
     add_number("host-memory", options.host_bytes, "SIZE", parse_bytes, "a size, such as 512GB",
                "Memory of a machine, such as 2TB (default: on CPUs, what is free on this one)");
+    add_number("nvme-size", options.nvme_bytes, "SIZE", parse_bytes, "a size, such as 2TB",
+               "Room on the disks of a machine, such as 2TB, for what is offloaded there");
+    add("nvme-speed", "READ,WRITE", "Their speeds together, in GB/s, such as 10,5 (default: 5,2.5)",
+        [&options](const std::string& name, const std::string& text) {
+            const std::size_t comma = std::min(text.find(','), text.size());
+            options.nvme_read = number_in(text.substr(0, comma));
+            options.nvme_write = comma == text.size() ? options.nvme_read : number_in(text.substr(comma + 1));
+            if (!options.nvme_read || !options.nvme_write || !(*options.nvme_read > 0) ||
+                !(*options.nvme_write > 0))
+                user_error("--{} '{}' is not two speeds in GB/s, such as 10,5", name, one_line(text));
+        });
     add_number("gpu-memory", options.gpu_gib, "N", number_in, "GiB, such as 79.2",
                "GiB of a GPU that a process sees, in place of the table's");
     add_number("gpu-tflops", options.gpu_tflops, "N", number_in, "TFLOP/s, such as 989",

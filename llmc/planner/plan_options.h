@@ -16,7 +16,8 @@ struct PlanOptions {
         nodes;  // two names of one number: the processes of the run in all
     std::optional<double> gpu_gib, gpu_tflops, gpu_bandwidth;  // GiB that a process sees; bf16; 1e9 bytes/s
     std::optional<double> network;                             // 1e9 bytes/s of a GPU, one direction
-    std::optional<double> host_bytes;                          // of a node
+    std::optional<double> host_bytes, nvme_bytes;              // of a node
+    std::optional<double> nvme_read, nvme_write;               // 1e9 bytes/s of a node's disks
     std::optional<double> tokens, price, speed,
         lost;                          // of the run; USD an hour; tokens/s of a GPU; a fraction
     std::optional<double> parameters;  // of a nominal size, without an architecture

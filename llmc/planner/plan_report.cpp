@@ -1,6 +1,7 @@
 #include "llmc/planner/plan_report.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -102,7 +103,7 @@ std::string checkpoint_text(const Model& model) {
 }
 
 std::string rule_text(const Rule& rule) {
-    const bool is_memory = rule.rule == memory_rule;
+    const bool is_memory = rule.rule == memory_rule || rule.rule == host_rule || rule.rule == disk_rule;
     const auto count = [&](std::int64_t value) { return is_memory ? human_bytes(value) : grouped(value); };
     return fmt::format("{}: {} against {}{}", rule.rule, count(rule.value), count(rule.limit),
                        rule.change.empty() ? "" : "; add " + rule.change);
@@ -279,6 +280,41 @@ Json memory_json(const PlannedRun& run) {
     return json;
 }
 
+// What is offloaded on one rank: of the stage that needs most of it.
+Json beside_json(std::uint64_t bytes, std::size_t usable) {
+    return {{"bytes", bytes}, {"usable", usable > 0 ? Json(usable) : Json()}};
+}
+
+Json moved_json(const PlannedRun& run) {
+    if (!run.needs) return nullptr;
+    const BytesMoved& moved = run.fullest_stage().moved;
+    return {{"to_device", moved.to_device},
+            {"from_device", moved.from_device},
+            {"read", moved.read},
+            {"written", moved.written}};
+}
+
+// "42.1 GiB of 128 GiB in the host's memory, 90 GiB on the disk; a step moves ..." Empty if nothing is offloaded.
+std::string offload_text(const PlannedRun& run) {
+    const RunNeeds& needs = *run.needs;
+    const BytesMoved& moved = run.fullest_stage().moved;
+    std::vector<std::string> texts;
+    const auto add = [&](std::uint64_t bytes, std::size_t usable, std::string_view where) {
+        if (bytes > 0)
+            texts.push_back(fmt::format("{}{} {}", human_bytes(bytes),
+                                        usable > 0 ? " of " + human_bytes(usable) : "", where));
+    };
+    add(needs.largest_host_memory(), run.machines.usable_host(), "in the host's memory");
+    add(needs.largest_disk(), run.machines.usable_disk(), "on a disk");
+    if (moved.to_device + moved.from_device > 0)
+        texts.push_back(fmt::format("a step moves {} to the GPU and {} from it", human_bytes(moved.to_device),
+                                    human_bytes(moved.from_device)));
+    if (moved.read + moved.written > 0)
+        texts.push_back(fmt::format("a step reads {} and writes {}", human_bytes(moved.read),
+                                    human_bytes(moved.written)));
+    return fmt::format("{}", fmt::join(texts, "; "));
+}
+
 Json sends_json(const PlannedRun& run) {
     if (!run.needs) return nullptr;
     const auto& stages = run.needs->stages;
@@ -412,6 +448,10 @@ Json to_json(const PlannedRun& run) {
     }
     json["batch"] = batch_json(run);
     json["memory"] = memory_json(run);
+    json["host"] =
+        run.needs ? beside_json(run.needs->largest_host_memory(), run.machines.usable_host()) : Json();
+    json["disk"] = run.needs ? beside_json(run.needs->largest_disk(), run.machines.usable_disk()) : Json();
+    json["moved"] = moved_json(run);
     json["sends"] = sends_json(run);
     json["time"] = time_json(run);
     json["cost"] = cost_json(run);
@@ -447,6 +487,7 @@ void show(Console& console, const PlannedRun& run) {
                                  {"peak", peak_text(run)}});
         if (run.beside()) rows.emplace_back("beside it", beside_text(run));
         rows.emplace_back("fits", verdict_text(run));
+        if (const std::string text = offload_text(run); !text.empty()) rows.emplace_back("offload", text);
         if (const std::string text = sent_text(run.needs->stages); !text.empty()) {
             rows.emplace_back("sends", text);
             rows.emplace_back("over", links_text(*run.mesh, run.machines.ranks_of_node));

@@ -61,10 +61,18 @@ std::string command_of(const PlannedRun& run) {
     return text;
 }
 
+// Whether the host and the disks hold what is offloaded, as far as they are known.
+bool fit_beside(const RunNeeds& needs, const PlannedMachines& machines) {
+    const auto fits = [](std::size_t bytes, std::size_t usable) { return usable == 0 || bytes <= usable; };
+    return fits(needs.largest_host_memory(), machines.usable_host()) &&
+           fits(needs.largest_disk(), machines.usable_disk());
+}
+
 Verdict verdict_of(const PlannedRun& run) {
     const std::size_t bytes = run.needs->largest_memory();
     const auto on_node = static_cast<std::size_t>(run.machines.gpu ? 1 : run.machines.ranks_of_node);
     constexpr auto last = static_cast<std::size_t>(gib);
+    if (!fit_beside(*run.needs, run.machines)) return Verdict::does_not_fit;
     if (run.machines.usable == 0) return Verdict::fits;
     if (bytes > run.machines.usable) return Verdict::does_not_fit;
     return bytes * on_node + last > run.machines.usable * on_node ? Verdict::tight : Verdict::fits;
@@ -109,12 +117,24 @@ void plan_memory(PlannedRun& run) {
     run.needs = std::move(needs);
     run.verdict = verdict_of(run);
     if (run.verdict != Verdict::does_not_fit) return;
-    const auto bytes = static_cast<std::int64_t>(run.needs->largest_memory());
+    const auto exceeds = [&](std::string_view rule, std::size_t bytes, std::size_t usable,
+                             std::string change) {
+        if (usable > 0 && bytes > usable)
+            run.why_not.push_back({std::string(rule), static_cast<std::int64_t>(bytes),
+                                   static_cast<std::int64_t>(usable), std::move(change)});
+    };
     const FindNeeds find = [&](const RunSpec& other, std::int64_t sequences) {
         return needs_of(other, sizes, run.staging_bytes, sequences);
     };
-    run.why_not.push_back({std::string(memory_rule), bytes, static_cast<std::int64_t>(run.machines.usable),
-                           remedy_of(*run.needs, find).as_options()});
+    if (run.needs->largest_memory() > run.machines.usable)
+        exceeds(memory_rule, run.needs->largest_memory(), run.machines.usable,
+                remedy_of(*run.needs, find).as_options());
+    const Offload& offload = run.mesh->sharding.offload;
+    exceeds(host_rule, run.needs->largest_host_memory(), run.machines.usable_host(),
+            offload.state == Tier::host        ? "--offload-optimizer nvme --nvme-dir DIR"
+            : offload.parameters == Tier::host ? "--offload-parameters nvme --nvme-dir DIR"
+                                               : "");
+    exceeds(disk_rule, run.needs->largest_disk(), run.machines.usable_disk(), "");
 }
 
 std::vector<std::string>::iterator argument_of(std::vector<std::string>& arguments,
@@ -325,7 +345,10 @@ std::optional<Estimate> estimate_of(const std::vector<std::string>& arguments, b
             if (one.memory.sizes().total_bytes() > run.machines.usable) return std::nullopt;
         }
         const ShortPlans plans = short_plans(spec, sizes, run.staging_bytes, micro_batch);
-        Estimate estimate{.bytes = needs_of(plans).largest_memory(), .usable = run.machines.usable};
+        const RunNeeds needs = needs_of(plans);
+        Estimate estimate{.bytes = needs.largest_memory(),
+                          .usable = run.machines.usable,
+                          .fits_beside = fit_beside(needs, run.machines)};
         if ((must_fit && !estimate.fits()) || !has_time(run)) return estimate;
         const StepRates rates = measured_rates(run.machines, spec.dtype, run.options.tf32);
         estimate.seconds = step_time(plans, rates).seconds / software_share;

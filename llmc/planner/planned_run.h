@@ -79,7 +79,9 @@ enum class Verdict {
 };
 std::string_view name_of(Verdict verdict);
 
-inline constexpr std::string_view memory_rule = "memory of a rank";
+// What a run may exceed, in bytes.
+inline constexpr std::string_view memory_rule = "memory of a rank", host_rule = "host memory of a rank",
+                                  disk_rule = "disk of a rank";
 
 struct PlannedRun {
     PlanOptions asked;
@@ -129,8 +131,9 @@ std::vector<std::string> with_options(std::vector<std::string> arguments, const 
 // What can be compared between runs.
 struct Estimate {
     std::size_t bytes = 0, usable = 0;          // of the stage that needs most
+    bool fits_beside = true;                    // whether the host and the disk hold what is offloaded
     double seconds = 0, tokens_per_second = 0;  // expected; 0: not known
-    bool fits() const { return bytes <= usable; }
+    bool fits() const { return bytes <= usable && fits_beside; }
 };
 // Nothing if no run can have the options, or if it has to fit and does not.
 std::optional<Estimate> estimate_of(const std::vector<std::string>& arguments, bool must_fit);

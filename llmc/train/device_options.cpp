@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <string_view>
+#include <utility>
 
 #include "llmc/core/error.h"
 #include "llmc/train/options.h"
@@ -36,26 +37,27 @@ Options for_device(Options o, DeviceKind device) {
         user_error("--stochastic-rounding rounds weights to bf16, but --dtype is {}; try --dtype bf16",
                    o.dtype);
     }
-    // A run that keeps state on a disk may go on with GPUs.
     if (o.generate) o.offload_optimizer = "none";  // there is no state
-    const auto offload = [&](const char* name, std::string& tier) {
-        if (cuda && o.inherited.contains(name)) tier = "none";
+    for (const auto& [name, tier] :
+         {std::pair("optimizer", o.offload_optimizer), std::pair("parameters", o.offload_parameters)}) {
         if (tier == "nvme" && o.nvme_dir.empty())
-            user_error("--{} nvme needs the disk's directory; add --nvme-dir DIR", name);
-        if (cuda && tier != "none")
-            user_error("--{} {} is for the CPU device as yet; leave it out, or give --device cpu", name,
-                       tier);
+            user_error("--offload-{} nvme needs the disk's directory; add --nvme-dir DIR", name);
+    }
+    // The CPU device's memory is that of the host.
+    const auto is_offloaded = [&](std::string_view tier) {
+        return tier == "nvme" || (tier == "cpu" && cuda);
     };
-    offload("offload-optimizer", o.offload_optimizer);
-    offload("offload-parameters", o.offload_parameters);
-    if (o.offload_parameters == "nvme" && !o.reshard_after_forward)
+    if (is_offloaded(o.offload_parameters) && !o.reshard_after_forward)
         user_error(
-            "--offload-parameters nvme reads parameters for each pass; leave out "
-            "--reshard-after-forward=false");
-    // Each token of a sample would read all parameters.
-    if (o.offload_parameters == "nvme" && !o.generate && !o.is_given("sample-tokens")) o.sample_tokens = 0;
-    if (o.offload_optimizer == "nvme" && o.moments_dtype == "8bit")
-        user_error("--offload-optimizer nvme keeps moments in fp32 or bf16; give --moments-dtype bf16");
+            "--offload-parameters {} brings parameters for each pass; leave out "
+            "--reshard-after-forward=false",
+            o.offload_parameters);
+    // Each token of a sample would bring all parameters.
+    if (is_offloaded(o.offload_parameters) && !o.generate && !o.is_given("sample-tokens"))
+        o.sample_tokens = 0;
+    if (is_offloaded(o.offload_optimizer) && o.moments_dtype == "8bit")
+        user_error("--offload-optimizer {} keeps moments in fp32 or bf16; give --moments-dtype bf16",
+                   o.offload_optimizer);
     if (!cuda) {  // a run on GPUs may go on here
         if (o.inherited.contains("attention")) o.attention = Options().attention;
         if (o.inherited.contains("tf32")) o.tf32 = Options().tf32;

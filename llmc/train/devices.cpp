@@ -124,10 +124,10 @@ Place open_device(const Options& options, Job& job) {
         user_error("--device cuda: no GPU: {}; try --device cpu", gpus.why_none);
     place.run = configured(options, any ? DeviceKind::cuda : DeviceKind::cpu,
                            {.processes = world.size(), .on_machine = job.local_size(), .rank = world.rank()});
+    // The CPU device uses OMP_NUM_THREADS threads if that is set, else this process's share of the machine's cores.
+    const int threads = std::getenv("OMP_NUM_THREADS") ? 0 : job.cores();
     if (!any) {
-        // The device uses OMP_NUM_THREADS threads if that is set, else this process's share of the machine's
-        // cores.
-        place.device = make_cpu_device(std::getenv("OMP_NUM_THREADS") ? 0 : job.cores());
+        place.device = make_cpu_device(threads);
         place.sharing = job.local_size();
         place.note = gpus.why_none;
         return place;
@@ -139,6 +139,7 @@ Place open_device(const Options& options, Job& job) {
         {.gpu = own,
          .attention = place.run.options.attention == "cudnn" ? AttentionKind::cudnn : AttentionKind::flash,
          .tf32 = place.run.options.tf32,
+         .host_threads = threads,
          .sync = options.cuda_sync});
     require_same_kind(kind_of_choices(*place.device), world);
     return place;
@@ -163,19 +164,24 @@ MeshRanks open_mesh(const Options& options, HostCommunicator& world, Device& dev
     return {std::move(nccl), std::move(groups), after - std::min(before, after)};
 }
 
-MachineMemory free_memory(const Place& place, Communicator& world) {
+MachineMemory free_memory(const Place& place, Communicator& world, int processes_here) {
     struct Free {
-        double bytes, processes;
+        double bytes, processes, host_bytes, host_processes;
     };
     std::vector<Free> all(static_cast<std::size_t>(world.size()));
-    all[static_cast<std::size_t>(world.rank())] = {static_cast<double>(place.device->available_memory()),
-                                                   static_cast<double>(place.sharing)};
-    const Tensor gathered{reinterpret_cast<std::byte*>(all.data()), DType::fp64, {world.size(), 2}};
+    all[static_cast<std::size_t>(world.rank())] = {
+        static_cast<double>(place.device->available_memory()), static_cast<double>(place.sharing),
+        static_cast<double>(place.device->host().available_memory()), static_cast<double>(processes_here)};
+    const Tensor gathered{reinterpret_cast<std::byte*>(all.data()), DType::fp64, {world.size(), 4}};
     world.all_gather(gathered, gathered.slice(world.rank(), 1));
     const Free least =
         *std::ranges::min_element(all, {}, [](const Free& f) { return f.bytes / f.processes; });
+    const Free host =
+        *std::ranges::min_element(all, {}, [](const Free& f) { return f.host_bytes / f.host_processes; });
     return {.bytes = static_cast<std::size_t>(least.bytes),
             .processes = static_cast<int>(least.processes),
+            .host_bytes = static_cast<std::size_t>(host.host_bytes),
+            .host_processes = static_cast<int>(host.host_processes),
             .name = place.device->streams() ? "the GPU" : "this machine",
             .more_processes_bring_more = place.device->streams() != nullptr && least.processes == 1,
             .is_of_cpu = place.device->streams() == nullptr};

@@ -37,8 +37,8 @@ MeshRanks open_mesh(const Options& options, HostCommunicator& world, Device& dev
 // The size of the staging memory that the communicator needs among the plan's arenas.
 std::size_t staging_bytes(const Communicator& world, Device& device);
 
-// The free memory of the machine or GPU that has least per process, so that all ranks make the same plan. All
-// ranks call it.
-MachineMemory free_memory(const Place& place, Communicator& world);
+// The free memory of the machine or GPU that has least per process, and of the host that has least beside GPUs, so that
+// all ranks make the same plan. `processes_here` is their number on this machine. All ranks call it.
+MachineMemory free_memory(const Place& place, Communicator& world, int processes_here);
 
 }  // namespace llmc

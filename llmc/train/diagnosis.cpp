@@ -50,26 +50,27 @@ struct StateTensor {
         return fmt::format("the {} {}", what, store.layout(unit).full_name(entry->spec));
     }
     // Checks the elements that this rank holds.
-    bool is_finite(Device& device, const ParameterStore& store) const {
+    bool is_finite(const ParameterStore& store) const {
         if (!store.has(unit)) return true;
         const ElementRange own = store.updated(unit);
         const ElementRange range =
             intersection({entry->offset, entry->offset + entry->shape.elements()}, own);
         if (range.size() == 0) return true;
         bool is_finite = true;
-        store.for_each_held(
-            unit, flat, {range.begin - own.begin, range.end - own.begin}, [&](const Tensor& held) {
-                is_finite = is_finite && (held.dtype == DType::uint8 || llmc::is_finite(device, held));
-            });
+        store.for_each_held(unit, flat, {range.begin - own.begin, range.end - own.begin},
+                            [&](Device& device, const Tensor& held) {
+                                is_finite = is_finite &&
+                                            (held.dtype == DType::uint8 || llmc::is_finite(device, held));
+                            });
         return is_finite;
     }
 };
 
 // The first tensor that is not finite on some rank.
-std::optional<std::string> first_non_finite_of(const std::vector<StateTensor>& tensors, Device& device,
+std::optional<std::string> first_non_finite_of(const std::vector<StateTensor>& tensors,
                                                const ParameterStore& store, Communicator& ranks) {
-    const auto own = std::ranges::find_if(
-        tensors, [&](const StateTensor& tensor) { return !tensor.is_finite(device, store); });
+    const auto own =
+        std::ranges::find_if(tensors, [&](const StateTensor& tensor) { return !tensor.is_finite(store); });
     const std::int32_t first = smallest(static_cast<std::int32_t>(own - tensors.begin()), ranks);
     if (first == std::ssize(tensors)) return std::nullopt;
     return tensors[static_cast<std::size_t>(first)].name(store);
@@ -175,8 +176,7 @@ std::optional<std::string> non_finite_output(const RunPlan& plan, const Arenas& 
 
 }  // namespace
 
-std::optional<std::string> non_finite_state(Device& device, const ParameterStore& store,
-                                            Communicator& ranks) {
+std::optional<std::string> non_finite_state(const ParameterStore& store, Communicator& ranks) {
     std::vector<StateTensor> tensors;
     for (int unit = 0; unit < store.units(); ++unit) {
         for (const auto& [what, flat] : {std::pair{"weight", &UnitBuffers::updated_parameters},
@@ -186,16 +186,15 @@ std::optional<std::string> non_finite_state(Device& device, const ParameterStore
                 tensors.push_back({unit, &entry, flat, what});
         }
     }
-    return first_non_finite_of(tensors, device, store, ranks);
+    return first_non_finite_of(tensors, store, ranks);
 }
 
 std::string first_non_finite(const RunPlan& plan, const Arenas& arenas, Device& device,
                              const ParameterStore& store, Communicator& ranks, const ForwardPasses& passes) {
-    if (const auto state = non_finite_state(device, store, ranks)) return *state;
+    if (const auto state = non_finite_state(store, ranks)) return *state;
     if (const auto layer = non_finite_output(plan, arenas, device, ranks, passes))
         return fmt::format("the output of {}", *layer);
-    if (const auto gradient = first_non_finite_of(gradient_tensors(store), device, store, ranks))
-        return *gradient;
+    if (const auto gradient = first_non_finite_of(gradient_tensors(store), store, ranks)) return *gradient;
     return "the norm of all gradients, each of which is finite";
 }
 
@@ -216,24 +215,21 @@ struct NamedShare {
 
 class Hasher {
   public:
-    explicit Hasher(Device& device) : device_(device) {}
-
     // The hash of a tensor's elements.
-    std::uint64_t operator()(const Tensor& tensor) {
+    std::uint64_t operator()(Device& device, const Tensor& tensor) {
         bytes_.resize(tensor.bytes());
-        device_.download(bytes_.data(), tensor);
+        device.download(bytes_.data(), tensor);
         return XXH3_64bits(bytes_.data(), bytes_.size());
     }
 
   private:
-    Device& device_;
     std::vector<std::byte> bytes_;
 };
 
 // The same list of names on all ranks.
-std::vector<NamedShare> shares_of(Device& device, const ParameterStore& store, int shard) {
+std::vector<NamedShare> shares_of(const ParameterStore& store, int shard) {
     const Sharding& sharding = store.sharding();
-    Hasher hash(device);
+    Hasher hash;
     std::vector<NamedShare> shares;
     for (int unit = 0; unit < store.units(); ++unit) {
         for (const UnitLayout::Entry& entry : store.layout(unit).entries()) {
@@ -253,9 +249,10 @@ std::vector<NamedShare> shares_of(Device& device, const ParameterStore& store, i
                                              : TensorRank{};
                 named.share.number = (is_whole ? 0 : shard) * ranks.size + ranks.rank;
                 if (part.size() == 0) return;
-                store.for_each_held(
-                    unit, flat, {part.begin - range.begin, part.end - range.begin},
-                    [&](const Tensor& held) { named.share.hash = 31 * named.share.hash + hash(held); });
+                store.for_each_held(unit, flat, {part.begin - range.begin, part.end - range.begin},
+                                    [&](Device& device, const Tensor& held) {
+                                        named.share.hash = 31 * named.share.hash + hash(device, held);
+                                    });
             };
             const bool whole_state = sharding.keeps_optimizer_whole();
             if (sharding.keeps_parameters_whole()) {
@@ -302,9 +299,8 @@ std::vector<int> odd_ones(const std::vector<int>& ranks, const std::vector<std::
 
 }  // namespace
 
-std::optional<std::string> differing_replica(Device& device, const ParameterStore& store,
-                                             Communicator& world) {
-    const std::vector<NamedShare> shares = shares_of(device, store, store.shard());
+std::optional<std::string> differing_replica(const ParameterStore& store, Communicator& world) {
+    const std::vector<NamedShare> shares = shares_of(store, store.shard());
     const std::vector<TensorShare> all = gather(shares, world);
     for (std::size_t i = 0; i < shares.size(); ++i) {
         struct Replicas {

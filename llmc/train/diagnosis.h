@@ -16,7 +16,7 @@ namespace llmc {
 
 // The first weight or moment that is not finite, as "the weight h.0.ln_1.bias". All ranks call it and get the
 // same answer.
-std::optional<std::string> non_finite_state(Device& device, const ParameterStore& store, Communicator& ranks);
+std::optional<std::string> non_finite_state(const ParameterStore& store, Communicator& ranks);
 
 // Repeats the forward pass of one micro-batch. `list` is RunPlan::diagnosis, or its actions up to some part
 // of the model.
@@ -39,7 +39,6 @@ std::string first_non_finite(const RunPlan& plan, const Arenas& arenas, Device& 
 // shards over the ranks with the same shard (of the data-parallel and of the tensor-parallel group). The
 // answer names the ranks that differ from the majority; of two ranks, the later one. All ranks of `world`
 // call it and get the same answer.
-std::optional<std::string> differing_replica(Device& device, const ParameterStore& store,
-                                             Communicator& world);
+std::optional<std::string> differing_replica(const ParameterStore& store, Communicator& world);
 
 }  // namespace llmc

@@ -49,7 +49,7 @@ std::vector<DependentSetting> dependent_settings() {
     const auto shards = [](const Options& o) { return !asked_sharding(o).keeps_optimizer_whole(); };
     const auto gathers = [](const Options& o) { return !asked_sharding(o).keeps_parameters_whole(); };
     const auto fetches = [](const Options& o) {
-        return !asked_sharding(o).keeps_parameters_whole() || o.offload_parameters == "nvme";
+        return !asked_sharding(o).keeps_parameters_whole() || o.offload_parameters != "none";
     };
     const auto is_pipeline = [](const Options& o) { return o.pipeline_parallel > 1; };
     const auto shares_layers = [](const Options& o) { return o.tensor_parallel > 1; };
@@ -65,7 +65,7 @@ std::vector<DependentSetting> dependent_settings() {
         dependent("zero-shard-size", &Options::zero_shard_size, "zero-stage", "zero-shard-size",
                   "needs --zero-stage 1, 2 or 3", shards),
         dependent("prefetch-units", &Options::prefetch_units, "zero-stage", "prefetch-units",
-                  "needs --zero-stage 3 or --offload-parameters nvme", fetches),
+                  "needs --zero-stage 3 or --offload-parameters", fetches),
         dependent("reshard-after-forward", &Options::reshard_after_forward, "zero-stage",
                   "reshard-after-forward=false", needs_gathering, gathers),
         dependent("pipeline-schedule", &Options::pipeline_schedule, "pipeline-parallel", "pipeline-schedule",
@@ -355,9 +355,14 @@ Sharding sharding_of(const Options& o, int processes) {
         sharding.replicas = processes / sharding.shards;
         sharding.reshards_after_forward = o.reshard_after_forward;
     }
-    sharding.offloads_parameters = o.offload_parameters == "nvme";
-    sharding.prefetch_units =
-        static_cast<int>(o.prefetch_units.value_or(sharding.offloads_parameters ? 2 : 1));
+    const bool is_gpu = o.device == "cuda";
+    const auto tier = [&](std::string_view name) {
+        return name == "nvme" ? Tier::disk : name == "cpu" && is_gpu ? Tier::host : Tier::device;
+    };
+    sharding.offload = {.state = tier(o.offload_optimizer),
+                        .parameters = tier(o.offload_parameters),
+                        .is_beside_host = is_gpu};
+    sharding.prefetch_units = static_cast<int>(o.prefetch_units.value_or(sharding.default_prefetch_units()));
     sharding.reduces_each_micro_batch = o.reduce_every.empty()
                                             ? sharding.reduces_each_micro_batch_by_default()
                                             : o.reduce_every == each_micro_batch;

@@ -61,7 +61,7 @@ void PreparedRun::plan_memory() {
     HostCommunicator& world = session.world();
     ranks.emplace(open_mesh(options, world, device(), spec));
     staging_bytes = llmc::staging_bytes(world, device());
-    spec.machine = free_memory(place, world);
+    spec.machine = free_memory(place, world, session.job().local_size());
     spec.may_exceed_machine = options.steps == 0 && !options.uses_weights();
     plan = plan_run(spec, device().sizes(), staging_bytes);
 }

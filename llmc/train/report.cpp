@@ -39,22 +39,25 @@ LargestStage largest_stage(std::span<const StageNeeds> stages, const Size& size)
 
 }  // namespace
 
-std::string memory_text(const Mesh& mesh, std::span<const StageNeeds> stages) {
+std::string memory_text(const Mesh& mesh, std::span<const StageNeeds> stages,
+                        ArenaSizes StageNeeds::*memory) {
     const auto [needs, stage] =
-        largest_stage(stages, [](const StageNeeds& s) { return s.memory.total_bytes(); });
-    std::string text = fmt::format("{} per process{}", human_bytes(needs.memory.total_bytes()), stage);
+        largest_stage(stages, [&](const StageNeeds& s) { return (s.*memory).total_bytes(); });
+    const ArenaSizes& arenas = needs.*memory;
+    if (arenas.total_bytes() == 0) return "";
+    std::string text = fmt::format("{} per process{}", human_bytes(arenas.total_bytes()), stage);
     if (!stage.empty()) text += ", which needs most";
     if (mesh.world() > 1) {
         std::size_t all = 0;
         for (const StageNeeds& each : stages)
-            all += each.memory.total_bytes() * static_cast<std::size_t>(mesh.world() / mesh.pipeline);
+            all += (each.*memory).total_bytes() * static_cast<std::size_t>(mesh.world() / mesh.pipeline);
         text += fmt::format(", {} in all", human_bytes(all));
     }
     text += mesh.world() == 1 ? ":" : stage.empty() ? "; per process:" : "; per process of this stage:";
     std::string_view separator = " ";
     for (const ArenaKind kind : all_arenas) {
-        if (needs.memory.bytes(kind) == 0) continue;
-        text += fmt::format("{}{} {}", separator, name_of(kind), human_bytes(needs.memory.bytes(kind)));
+        if (arenas.bytes(kind) == 0) continue;
+        text += fmt::format("{}{} {}", separator, name_of(kind), human_bytes(arenas.bytes(kind)));
         separator = ", ";
     }
     return text;
@@ -166,28 +169,27 @@ std::string offload_text(const PreparedRun& run) {
     std::vector<std::string> texts;
     for (const auto& [name, tier] : {std::pair("optimizer", options.offload_optimizer),
                                      std::pair("parameters", options.offload_parameters)})
-        if (tier == "cpu")
+        if (tier == "cpu" && !run.device().streams())
             texts.push_back(fmt::format(
                 "--offload-{} cpu changes nothing: the CPU device's memory is that of the host", name));
     const std::uint64_t bytes = run.plan.store.file_bytes;
-    if (bytes > 0) {
-        const BytesOnDisk& disk = run.plan.disk;
-        texts.push_back(fmt::format("{} per process in {}{}{}", human_bytes(bytes), options.nvme_dir,
-                                    run.trains
-                                        ? fmt::format("; a step reads {} and writes {}",
-                                                      human_bytes(disk.read), human_bytes(disk.written))
-                                        : "",
-                                    options.offload_parameters == "nvme" && options.sample_tokens == 0 &&
-                                            !options.is_given("sample-tokens")
-                                        ? "; no samples, which --sample-tokens would ask for"
-                                        : ""));
-    }
+    const BytesMoved& moved = run.plan.moved;
+    if (bytes > 0) texts.push_back(fmt::format("{} per process in {}", human_bytes(bytes), options.nvme_dir));
+    if (run.trains && bytes > 0)
+        texts.push_back(fmt::format("a step reads {} and writes {}", human_bytes(moved.read),
+                                    human_bytes(moved.written)));
+    if (run.trains && moved.to_device + moved.from_device > 0)
+        texts.push_back(fmt::format("a step moves {} to the GPU and {} from it", human_bytes(moved.to_device),
+                                    human_bytes(moved.from_device)));
+    if (run.plan.spec.mesh.sharding.offload.has_parameters() && options.sample_tokens == 0 &&
+        !options.is_given("sample-tokens"))
+        texts.emplace_back("no samples, which --sample-tokens would ask for");
     return fmt::format("{}", fmt::join(texts, "; "));
 }
 
 std::string disk_note(const RunPlan& plan, const ScratchFile::Speed& speed) {
     constexpr double endurance = 1200e12;  // bytes, of a common drive of 2 TB
-    const auto read = static_cast<double>(plan.disk.read), written = static_cast<double>(plan.disk.written);
+    const auto read = static_cast<double>(plan.moved.read), written = static_cast<double>(plan.moved.written);
     return fmt::format(
         "this process reads {:.1f} GB/s from its disk and writes {:.1f} GB/s: a step takes {:.2g} s at "
         "least; a drive that may be written 1,200 TB lasts {} steps of a process",
@@ -213,6 +215,7 @@ Rows header_rows(const PreparedRun& run) {
         {"model", run.plan.spec.model.description},
         {"parameters", grouped(count_parameters(run.plan.spec.model))},
         {"memory", memory_text(run.plan.spec.mesh, run.plan.stages)},
+        {"host memory", memory_text(run.plan.spec.mesh, run.plan.stages, &StageNeeds::host)},
         {"offload", offload_text(run)},
         {"beside it", device.memory_beside_arenas(run.ranks->memory)},
         {"sends", sent_text(run.plan.stages)},

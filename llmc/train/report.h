@@ -39,7 +39,8 @@ std::string places_text(const RunPlan& plan);
 // "3.2 MiB per step and process", and to which ranks; empty if nothing is sent.
 std::string sent_text(std::span<const StageNeeds> stages);
 // "28.1 GiB per process", and the bytes of each arena on the stage that needs most.
-std::string memory_text(const Mesh& mesh, std::span<const StageNeeds> stages);
+std::string memory_text(const Mesh& mesh, std::span<const StageNeeds> stages,
+                        ArenaSizes StageNeeds::*memory = &StageNeeds::memory);
 // The speed of the disk, what it makes of a step, and how long a drive lasts.
 std::string disk_note(const RunPlan& plan, const ScratchFile::Speed& speed);
 Rows summary_rows(const PreparedRun& run, const Outcome& outcome);

@@ -18,7 +18,6 @@ RunSpec run_spec(const Options& options, const Mesh& mesh, const DeviceSizes& si
             .has_master = options.master_dtype != "none",
             .fp8 = options.fp8_scaling(),
             .fp8_dtype = sizes.fp8_dtype(),
-            .state_tier = options.offload_optimizer == "nvme" ? StateTier::disk : StateTier::device,
             .mesh = mesh,
             .default_reduction = !options.is_given("reduce-every"),
             .pipeline_schedule = options.kind_of_pipeline_schedule(),

@@ -152,7 +152,7 @@ StepMetrics Trainer::train_step(TrainingBatches& batches) {
 
     const auto start = std::chrono::steady_clock::now();
     const ScratchFile::Traffic before = store_.traffic();
-    const Update update = next_update();
+    Update update = next_update();
     const auto global_tokens = static_cast<double>(plan_.spec.global_batch_tokens);
     executor_.run(plan_.training, {.load = std::ref(load),  // std::ref: allocates nothing
                                    .sequences = B,
@@ -178,6 +178,7 @@ StepMetrics Trainer::train_step(TrainingBatches& batches) {
             first_non_finite(plan_, arenas_, device_, store_, world_, passes), advice_if_not_finite());
     }
 
+    update.norm_squared = results.norm_squared;
     if (!is_skipped) leave_waiting(update);
     const double scale = scaler_.scale();
     is_skipped ? scaler_.see_overflow(progress_.step + 1) : scaler_.see_good_step();
@@ -221,7 +222,7 @@ std::optional<double> Trainer::model_flops_utilization(double tokens_per_second)
 }
 
 void Trainer::require_equal_replicas() {
-    if (const auto difference = differing_replica(device_, store_, world_)) {
+    if (const auto difference = differing_replica(store_, world_)) {
         user_error("step {}: {}; the cause is faulty memory, a faulty link or a bug; {}", progress_.step + 1,
                    *difference, has_checkpoint_ ? "resume from the last checkpoint" : "start again");
     }
@@ -244,7 +245,7 @@ std::string Trainer::advice_if_not_finite() const {
 
 void Trainer::require_finite() {
     finish_update();
-    if (const auto tensor = non_finite_state(device_, store_, world_)) {
+    if (const auto tensor = non_finite_state(store_, world_)) {
         user_error("step {}: the update made {} not finite, so nothing is saved; {}", progress_.step, *tensor,
                    advice_if_not_finite());
     }

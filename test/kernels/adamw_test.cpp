@@ -12,10 +12,10 @@
 namespace kernel_test {
 namespace {
 
+using llmc::AdamWCoefficients;
 using llmc::AdamWSegment;
 using llmc::AdamWStep;
 using llmc::StochasticRounding;
-using llmc::cuda::AdamWCoefficients;
 
 // The contexts of all tests, and one with a single multiprocessor, whose blocks go over many tiles.
 std::vector<LaunchContext> contexts() {

@@ -137,7 +137,7 @@ class LabTest : public testing::Test {
 // Kernels that run in a single block at any size, so that there are no races between blocks. One is the end
 // of a sum in fp64, whose parts have their own blocks. The other stores AdamW's coefficients with one thread.
 constexpr std::string_view of_one_block[] = {"sum_total_kernel3<double>",
-                                             "store_kernel<llmc::cuda::AdamWCoefficients>"};
+                                             "store_kernel<llmc::AdamWCoefficients>"};
 
 // The last test: each kernel in the compiler's report, of llmc/ and of the lab, must have run in a test
 // before it, in several blocks. Otherwise no sanitizer would check its races and accesses. In a single block,

@@ -64,7 +64,7 @@ class Model {
         const ForwardPasses as_it_is{1, [](int, const Step&) {}};
         return llmc::first_non_finite(plan_, arenas_, *device_, store_, world(), as_it_is);
     }
-    std::optional<std::string> difference() { return differing_replica(*device_, store_, world()); }
+    std::optional<std::string> difference() { return differing_replica(store_, world()); }
     const ParameterStore& store() const { return store_; }
 
   private:
@@ -197,7 +197,7 @@ class TrainingRun : public test::StoriesRun {
     }
     std::optional<std::string> difference() {
         trainer().finish_update();
-        return differing_replica(device(), trainer().store(), world());
+        return differing_replica(trainer().store(), world());
     }
     const ParameterStore& store() { return trainer().store(); }
     const Sharding& sharding() const { return mesh().sharding; }

@@ -237,9 +237,9 @@ TEST_F(Plans, ARefusalNamesADiskOnTheCpu) {
         return last_advice(spec);
     };
     RunSpec on_disk = asked;
-    on_disk.state_tier = StateTier::disk;
+    on_disk.mesh.sharding.offload.state = Tier::disk;
     const std::size_t with_state = plan_run(on_disk, device_->sizes(), 0).memory.total_bytes();
-    on_disk.mesh.sharding.offloads_parameters = true;
+    on_disk.mesh.sharding.offload.parameters = Tier::disk;
     on_disk.mesh.sharding.prefetch_units = 2;
     const std::size_t with_both = plan_run(on_disk, device_->sizes(), 0).memory.total_bytes();
     EXPECT_LT(with_both, with_state);

@@ -30,23 +30,29 @@ constexpr int layers = 5;
 std::string text_of(const StepSpec& spec) {
     const Sharding& s = spec.sharding;
     return fmt::format(
-        "stage {}, {} x {}, each {}, {} micro-batches, rounds {}, prefetch {}, reshards {}, offloads {}",
+        "stage {}, {} x {}, each {}, {} micro-batches, rounds {}, prefetch {}, reshards {}, state on {}, "
+        "parameters on "
+        "{}, beside the host {}",
         s.stage, s.replicas, s.shards, s.reduces_each_micro_batch, spec.pipeline.micro_batches,
-        spec.rounds_gradients, s.prefetch_units, s.reshards_after_forward, s.offloads_parameters);
+        spec.rounds_gradients, s.prefetch_units, s.reshards_after_forward, name_of(s.offload.state),
+        name_of(s.offload.parameters), s.offload.is_beside_host);
 }
 
-// Calls f with every combination.
+// Calls f with every combination without offload, or with parameters on the CPU device's disk.
 void for_all(const std::function<void(const StepSpec&)>& f) {
+    constexpr Offload on_disk{.parameters = Tier::disk};
     for (int stage = 0; stage <= 3; ++stage)
         for (const int replicas : {1, 2, 3})
             for (const int micro_batches : {1, 2, 3})
                 for (const bool each : {false, true})
                     for (const bool rounds : {false, true})
                         for (const int prefetch : {0, 1, 2, 7})
-                            for (const auto& [reshards, offloads] :
-                                 {std::pair(true, false), std::pair(false, false), std::pair(true, true)}) {
+                            for (const auto& [reshards, offload] :
+                                 {std::pair(true, Offload{}), std::pair(false, Offload{}),
+                                  std::pair(true, on_disk)}) {
                                 if (stage == 0 && replicas > 1) continue;
-                                if (stage < 3 && !offloads && (prefetch != 1 || !reshards)) continue;
+                                if (stage < 3 && !offload.has_parameters() && (prefetch != 1 || !reshards))
+                                    continue;
                                 f(whole_spec(layers,
                                              {.stage = stage,
                                               .shards = 4,
@@ -54,21 +60,51 @@ void for_all(const std::function<void(const StepSpec&)>& f) {
                                               .reduces_each_micro_batch = each,
                                               .prefetch_units = prefetch,
                                               .reshards_after_forward = reshards,
-                                              .offloads_parameters = offloads},
+                                              .offload = offload},
                                              micro_batches, rounds));
                             }
 }
 
+// Calls f with what may be offloaded from a device with memory of its own.
+void for_all_beside_host(const std::function<void(const StepSpec&)>& f) {
+    for (const Tier state : {Tier::device, Tier::host, Tier::disk})
+        for (const Tier parameters : {Tier::device, Tier::host, Tier::disk})
+            for (int stage = 0; stage <= 3; ++stage)
+                for (const auto& [shards, replicas] : {std::pair(1, 1), std::pair(4, 1), std::pair(2, 2)})
+                    for (const int micro_batches : {1, 3})
+                        for (const bool each : {false, true})
+                            for (const bool rounds : {false, true})
+                                for (const int prefetch : {0, 2, 3}) {
+                                    if (stage == 0 && replicas > 1) continue;
+                                    if (stage > 0 && shards == 1) continue;
+                                    StepSpec spec = whole_spec(layers,
+                                                               {.stage = stage,
+                                                                .shards = shards,
+                                                                .replicas = replicas,
+                                                                .reduces_each_micro_batch = each,
+                                                                .prefetch_units = prefetch,
+                                                                .offload = {state, parameters, true}},
+                                                               micro_batches, rounds);
+                                    if (state == Tier::disk)
+                                        spec.state_pieces.assign(
+                                            static_cast<std::size_t>(spec.part.outline->units_count()), 2);
+                                    f(spec);
+                                }
+}
+
 TEST(Sharding, EveryListIsSound) {
     int lists = 0;
-    for_all([&](const StepSpec& spec) {
+    const auto check_all = [&](const StepSpec& spec) {
         for (const auto build : {build_training_step, build_update_step, build_evaluation_step,
                                  build_generation_step, build_parameter_gathers}) {
             EXPECT_NO_THROW(check_step(build(spec))) << text_of(spec);
             ++lists;
         }
-    });
+    };
+    for_all(check_all);
     EXPECT_GT(lists, 1200);
+    for_all_beside_host(check_all);
+    EXPECT_GT(lists, 10000);
 }
 
 // ---- bytes: the formulas of docs/parallelism.md

@@ -66,8 +66,15 @@ inline void for_all_settings(const std::function<void(const StepSpec&)>& f) {
     }
     shardings.push_back({.stage = 3, .shards = 2, .prefetch_units = 0});
     shardings.push_back({.stage = 3, .shards = 2, .prefetch_units = 3, .reshards_after_forward = false});
-    for (const int stage : {0, 1, 3})
-        shardings.push_back({.stage = stage, .shards = 2, .prefetch_units = 2, .offloads_parameters = true});
+    for (const int stage : {0, 1, 3}) {
+        shardings.push_back(
+            {.stage = stage,
+             .shards = 2,
+             .prefetch_units = 2,
+             .offload = {.state = Tier::host, .parameters = Tier::host, .is_beside_host = true}});
+        shardings.push_back(
+            {.stage = stage, .shards = 2, .prefetch_units = 2, .offload = {.parameters = Tier::disk}});
+    }
     for (Sharding& sharding : shardings) {
         for (const bool each : {false, true}) {
             sharding.reduces_each_micro_batch = each;

@@ -64,7 +64,7 @@ TEST(Step, UpdatesAlone) {
 // ---- optimizer state on disk
 
 StepSpec spec_with_state_on_disk() {
-    StepSpec of = whole_spec(layers, {.shards = 4}, micro_batches);
+    StepSpec of = whole_spec(layers, {.shards = 4, .offload = {.state = Tier::disk}}, micro_batches);
     of.state_pieces.assign(static_cast<std::size_t>(of.part.outline->units_count()), 3);
     return of;
 }
@@ -110,8 +110,9 @@ TEST(StateOnDisk, FindsFaults) {
 // ---- parameters on disk
 
 StepSpec spec_with_parameters_on_disk(int stage) {
-    return whole_spec(layers, {.stage = stage, .shards = 4, .prefetch_units = 1, .offloads_parameters = true},
-                      micro_batches);
+    return whole_spec(
+        layers, {.stage = stage, .shards = 4, .prefetch_units = 1, .offload = {.parameters = Tier::disk}},
+        micro_batches);
 }
 
 // Only layers have parameters on disk. A step writes them once, after their update, which comes after they are read and

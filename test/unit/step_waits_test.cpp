@@ -30,13 +30,14 @@ std::vector<Uses> uses_of(const Step& step) {
     struct Memory {
         BufferRole role;
         int index, slot;
+        Tier tier;
         auto operator<=>(const Memory&) const = default;
     };
     std::map<Memory, std::size_t> numbers;
     const auto number_of = [&](const Action& action, const BufferUse& use) {
         const bool is_in_slot = use.role == BufferRole::tokens || use.role == BufferRole::residual ||
                                 use.role == BufferRole::saved;
-        const Memory memory{use.role, use.index, is_in_slot ? action.slot : 0};
+        const Memory memory{use.role, use.index, is_in_slot ? action.slot : 0, use.tier};
         return numbers.emplace(memory, numbers.size()).first->second;
     };
     std::vector<Uses> all;
@@ -85,7 +86,7 @@ void for_all_lists(F&& f) {
 
 TEST(StepWaits, AreThoseOfReadsAndWritesAndNoMore) {
     for_all_lists([](const Step& step, const StepSpec&) {
-        if (!communicates(step)) {
+        if (!has_streams(step)) {
             for (const Action& action : step.actions) ASSERT_TRUE(action.after.empty());
             return;
         }

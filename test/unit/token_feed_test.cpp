@@ -28,11 +28,13 @@ class StreamDevice final : public Device {
     }
     void release(std::byte* memory) override { cpu_->release(memory); }
     Streams* streams() override { return &streams_; }
+    Device& host() override { return *cpu_; }
     void upload(const Tensor& to, const void* from) override {
         uploads.push_back({streams_.work(), to.data});
         cpu_->upload(to, from);
     }
     void download(void* to, const Tensor& from) override { cpu_->download(to, from); }
+    void begin_download(void* to, const Tensor& from) override { cpu_->download(to, from); }
     HostMemory host_memory(std::size_t bytes) override { return cpu_->host_memory(bytes); }
     void synchronize() override {}
     Ops& ops() override { return cpu_->ops(); }

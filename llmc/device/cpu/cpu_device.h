@@ -30,8 +30,12 @@ class CpuDevice : public Device {
     std::byte* allocate(std::size_t bytes, std::string_view arena) override;
     void release(std::byte* memory) override;
 
+    Device& host() override { return *this; }
     void upload(const Tensor& to_device, const void* from_host) override;
     void download(void* to_host, const Tensor& from_device) override;
+    void begin_download(void* to_host_memory, const Tensor& from_device) override {
+        download(to_host_memory, from_device);
+    }
     HostMemory host_memory(std::size_t bytes) override;
     void synchronize() override {}
 

@@ -3,6 +3,7 @@
 #include <array>
 #include <cmath>
 
+#include "llmc/device/adamw.h"
 #include "llmc/device/cpu/cpu_ops.h"
 #include "llmc/device/cpu/parallel.h"
 #include "llmc/device/cpu/vector_math.h"
@@ -14,49 +15,16 @@ namespace llmc::cpu {
 
 namespace {
 
-// AdamW's numbers that are the same for every element. They are computed in fp64 and rounded to fp32 once,
-// since 1 - beta and 1 - beta^step lose precision by cancellation in fp32.
-struct Coefficients {
-    Coefficients(const AdamWStep& step, double norm)
-        : beta1(static_cast<float>(step.beta1)),
-          beta2(static_cast<float>(step.beta2)),
-          one_minus_beta1(static_cast<float>(1.0 - step.beta1)),
-          one_minus_beta2(static_cast<float>(1.0 - step.beta2)),
-          eps(static_cast<float>(step.eps)) {
-        const auto steps = static_cast<double>(step.step);
-        const double correction1 = 1.0 - std::pow(step.beta1, steps);
-        const double correction2 = 1.0 - std::pow(step.beta2, steps);
-        step_size = static_cast<float>(step.learning_rate / correction1);
-        root_correction2 = static_cast<float>(std::sqrt(correction2));
-        if (step.max_grad_norm > 0.0) {
-            clip = static_cast<float>(std::min(1.0, step.max_grad_norm / (norm + 1e-6)));
-        }
-        clip = static_cast<float>(clip / step.loss_scale);
-    }
-
-    float beta1, beta2, one_minus_beta1, one_minus_beta2, eps;
-    float step_size = 0.0F;
-    float root_correction2 = 0.0F;
-    float clip = 1.0F;
-};
-
-// Uses an explicit fma, so that an element's bits do not depend on whether it is in the vector body of a loop
-// or in its tail. The bits must not depend on where a shard begins or ends. The square root becomes an
-// instruction only if the compiler need not set errno (-fno-math-errno).
+// An element's bits do not depend on whether it is in the vector body of the loop or in its tail, and so not on where
+// a shard begins or ends. The square root becomes an instruction only if the compiler need not set errno
+// (-fno-math-errno).
 template <class Gradient>
-void update(float* w, float* m, float* v, const Gradient* gradients, std::int64_t n, float keep,
-            const Coefficients& coefficients) {
-    const Coefficients k = coefficients;
+void update(float* w, float* m, float* v, const Gradient* gradients, std::int64_t n, float keep, float clip,
+            const AdamWCoefficients& coefficients) {
+    const AdamWCoefficients k = coefficients;
 #pragma omp simd
-    for (std::int64_t i = 0; i < n; ++i) {
-        const float g = k.clip * to_float(gradients[i]);
-        const float first = std::fma(k.beta1, m[i], k.one_minus_beta1 * g);
-        const float second = std::fma(k.beta2, v[i], k.one_minus_beta2 * g * g);
-        const float denominator = std::sqrt(second) / k.root_correction2 + k.eps;
-        w[i] = std::fma(w[i], keep, -k.step_size * (first / denominator));
-        m[i] = first;
-        v[i] = second;
-    }
+    for (std::int64_t i = 0; i < n; ++i)
+        adamw_update(w[i], m[i], v[i], to_float(gradients[i]), clip, keep, k);
 }
 
 template <class X>
@@ -174,9 +142,10 @@ void CpuOps::adamw(const Tensor& parameters, const Tensor& master, const Tensor&
 
     const double squared = *norm_squared.as<double>();
     if (!std::isfinite(squared)) return;
-    const Coefficients coefficients(step, std::sqrt(squared) / step.loss_scale);
+    const AdamWCoefficients coefficients = adamw_coefficients(step);
+    const float clip = adamw_clip(squared, coefficients);
     const auto keep_of = [&](const AdamWSegment& segment) {
-        return static_cast<float>(1.0 - step.learning_rate * segment.weight_decay);
+        return adamw_keep(step.learning_rate, segment.weight_decay);
     };
     if (m.dtype == DType::uint8) {
         with_dtype(gradients.dtype, [&](auto element) {
@@ -198,7 +167,7 @@ void CpuOps::adamw(const Tensor& parameters, const Tensor& master, const Tensor&
                     Widened w(master, first, last);
                     update(w.values(), is_small ? in_8_bits.m.as<float>() + small : of_m.at(first - start),
                            is_small ? in_8_bits.v.as<float>() + small : of_v.at(first - start), g + first,
-                           last - first, keep_of(segment), coefficients);
+                           last - first, keep_of(segment), clip, coefficients);
                     round_weights(parameters, w.values(), first, last, rounding, step.step);
                 }
                 of_m.store();
@@ -217,7 +186,7 @@ void CpuOps::adamw(const Tensor& parameters, const Tensor& master, const Tensor&
                     const std::int64_t last = std::min(first + Widened::most, end);
                     Widened w(master, first, last), m_here(m, first, last), v_here(v, first, last);
                     update(w.values(), m_here.values(), v_here.values(), gradients.as<Gradient>() + first,
-                           last - first, keep_of(segment), coefficients);
+                           last - first, keep_of(segment), clip, coefficients);
                     m_here.store(rounding_of_moments, step.step, Rounded::first_moment);
                     v_here.store(rounding_of_moments, step.step, Rounded::second_moment);
                     round_weights(parameters, w.values(), first, last, rounding, step.step);

@@ -1,10 +1,11 @@
-// AdamW (ops.h: adamw). It gives the same bits as the CPU device (llmc/device/cpu/optimizer.cpp). The
-// development of this kernel is in dev/adamw.cu.
+// AdamW (ops.h: adamw). It gives the same bits as the CPU device (llmc/device/adamw.h). The development of this
+// kernel is in dev/adamw.cu.
 #pragma once
 
 #include <optional>
 #include <span>
 
+#include "llmc/device/adamw.h"
 #include "llmc/device/cuda/grid.cuh"
 #include "llmc/device/cuda/packed.cuh"
 #include "llmc/device/ops.h"
@@ -14,35 +15,6 @@ namespace llmc::cuda {
 
 __device__ __forceinline__ bf16 round_stochastically(float x, std::uint32_t random) {
     return __ushort_as_bfloat16(llmc::round_stochastically(__float_as_uint(x), random));
-}
-
-// The numbers that change from step to step, in device memory. The host computes the bias corrections in
-// fp64, since 1 - beta^step loses precision by cancellation, and a power in every thread would cost more than
-// the update. The corrections thus have the same bits as on the CPU device.
-struct AdamWCoefficients {
-    float beta1, beta2, one_minus_beta1, one_minus_beta2, eps;
-    float step_size;         // learning rate / (1 - beta1^step)
-    float root_correction2;  // sqrt(1 - beta2^step)
-    double learning_rate;
-    double max_grad_norm;
-    double loss_scale;
-    std::uint64_t step;
-};
-
-inline AdamWCoefficients adamw_coefficients(const AdamWStep& step) {
-    check(step.step >= 1, "AdamW's steps count from 1");
-    const auto steps = static_cast<double>(step.step);
-    return {.beta1 = static_cast<float>(step.beta1),
-            .beta2 = static_cast<float>(step.beta2),
-            .one_minus_beta1 = static_cast<float>(1.0 - step.beta1),
-            .one_minus_beta2 = static_cast<float>(1.0 - step.beta2),
-            .eps = static_cast<float>(step.eps),
-            .step_size = static_cast<float>(step.learning_rate / (1.0 - std::pow(step.beta1, steps))),
-            .root_correction2 = static_cast<float>(std::sqrt(1.0 - std::pow(step.beta2, steps))),
-            .learning_rate = step.learning_rate,
-            .max_grad_norm = step.max_grad_norm,
-            .loss_scale = step.loss_scale,
-            .step = static_cast<std::uint64_t>(step.step)};
 }
 
 // Stores a host value in device memory. No host buffer has to live until the copy is done.
@@ -76,31 +48,6 @@ inline AdamWSegments adamw_segments(std::span<const AdamWSegment> segments) {
         all.segments[all.count++] = segment;
     }
     return all;
-}
-
-// min(1, max_grad_norm / (norm / S + 1e-6)) / S, with the loss scale S of the gradients
-__device__ __forceinline__ float adamw_clip(double norm_squared, const AdamWCoefficients& k) {
-    float clip = 1;
-    if (k.max_grad_norm > 0) {
-        const double norm = sqrt(norm_squared) / k.loss_scale;
-        clip = static_cast<float>(fmin(1.0, k.max_grad_norm / (norm + 1e-6)));
-    }
-    return static_cast<float>(clip / k.loss_scale);
-}
-
-// 1 - lr decay
-__device__ __forceinline__ float adamw_keep(double learning_rate, double weight_decay) {
-    return static_cast<float>(fma(-learning_rate, weight_decay, 1.0));
-}
-
-// Updates one element. Each fma is explicit, as on the CPU device, so that compilers cannot change the bits.
-__device__ __forceinline__ void adamw_update(float& w, float& m, float& v, float gradient, float clip,
-                                             float keep, const AdamWCoefficients& k) {
-    const float g = clip * gradient;
-    m = fmaf(k.beta1, m, k.one_minus_beta1 * g);
-    v = fmaf(k.beta2, v, k.one_minus_beta2 * g * g);
-    const float denominator = sqrtf(v) / k.root_correction2 + k.eps;
-    w = fmaf(w, keep, -k.step_size * (m / denominator));
 }
 
 template <class X>

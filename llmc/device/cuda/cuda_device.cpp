@@ -73,7 +73,8 @@ std::string version_text(int version) { return fmt::format("{}.{}", version / 10
 CudaDevice::CudaDevice(const CudaOptions& options)
     : options_(options),
       properties_(select_gpu(options.gpu)),
-      ops_(properties_.name, chip_of(properties_), streams_, options) {
+      ops_(properties_.name, chip_of(properties_), streams_, options),
+      host_(make_cpu_device(options.host_threads)) {
     const Memory memory = memory_now();
     used_at_start_ = memory.total - memory.free;
 }
@@ -137,19 +138,31 @@ void CudaDevice::upload(const Tensor& to_device, const void* from_host) {
                "cudaMemcpyAsync");
 }
 
+void CudaDevice::begin_download(void* to_host_memory, const Tensor& from_device) {
+    if (from_device.bytes() == 0) return;
+    check_cuda(cudaMemcpyAsync(to_host_memory, from_device.data, from_device.bytes(), cudaMemcpyDeviceToHost,
+                               streams_.selected()),
+               "cudaMemcpyAsync");
+}
+
 void CudaDevice::download(void* to_host, const Tensor& from_device) {
     streams_.finish();
-    if (from_device.bytes() > 0) {
-        check_cuda(cudaMemcpyAsync(to_host, from_device.data, from_device.bytes(), cudaMemcpyDeviceToHost,
-                                   streams_.selected()),
-                   "cudaMemcpyAsync");
-    }
+    begin_download(to_host, from_device);
     check_cuda(cudaStreamSynchronize(streams_.selected()), "a copy from the GPU");
 }
 
 HostMemory CudaDevice::host_memory(std::size_t bytes) {
     void* memory = nullptr;
-    check_cuda(cudaMallocHost(&memory, std::max<std::size_t>(bytes, 1)), "cudaMallocHost");
+    const cudaError_t error = cudaMallocHost(&memory, std::max<std::size_t>(bytes, 1));
+    if (error == cudaErrorMemoryAllocation) {
+        cudaGetLastError();  // clear the error, which is reported here
+        user_error(
+            "{} of pinned host memory are not to be had; end other programs, raise the limit of locked "
+            "memory "
+            "(ulimit -l), or offload less",
+            human_bytes(bytes));
+    }
+    check_cuda(error, "cudaMallocHost");
     return {static_cast<std::byte*>(memory), [](std::byte* pinned) { cudaFreeHost(pinned); }};
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <string>
 
 #include "llmc/device/cuda/cuda_ops.h"
@@ -27,8 +28,10 @@ class CudaDevice final : public Device {
     void release(std::byte* memory) override;
 
     Streams* streams() override { return &streams_; }
+    Device& host() override { return *host_; }
     void upload(const Tensor& to_device, const void* from_host) override;
     void download(void* to_host, const Tensor& from_device) override;
+    void begin_download(void* to_host_memory, const Tensor& from_device) override;
     HostMemory host_memory(std::size_t bytes) override;
     void synchronize() override;
 
@@ -46,6 +49,7 @@ class CudaDevice final : public Device {
     cudaDeviceProp properties_;
     CudaStreams streams_;
     CudaOps ops_;
+    std::unique_ptr<Device> host_;
     std::size_t used_at_start_;  // GPU memory of CUDA's context and of other processes
     std::map<std::byte*, std::size_t> allocations_;
 };

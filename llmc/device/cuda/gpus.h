@@ -32,8 +32,9 @@ enum class AttentionKind { flash, cudnn };
 struct CudaOptions {
     int gpu = 0;
     AttentionKind attention = AttentionKind::flash;
-    bool tf32 = false;  // products round fp32 factors to TF32, with a 10-bit mantissa
-    bool sync = false;  // waits for every kernel, and names the one that failed
+    bool tf32 = false;     // products round fp32 factors to TF32, with a 10-bit mantissa
+    int host_threads = 0;  // of the CPU device beside it
+    bool sync = false;     // waits for every kernel, and names the one that failed
 };
 
 // Throws a UserError if the program has no code for this GPU, or was built without the chosen attention.

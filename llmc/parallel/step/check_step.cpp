@@ -25,9 +25,12 @@ std::string describe(const Step& step, std::size_t position) {
 
 class Checker {
   public:
-    explicit Checker(const Step& step) : step_(step), sharding_(step.sharding), part_(step.part) {
+    explicit Checker(const Step& step)
+        : step_(step), sharding_(step.sharding), offload_(step.sharding.offload), part_(step.part) {
         for (const auto& [unit, _] : part_.units) {
-            if (are_parameters_on_disk(sharding_, unit, part_)) continue;
+            if (offload_.parameters != Tier::disk || !are_parameters_offloaded(sharding_, unit, part_))
+                host_parameters_[unit] = unit;
+            if (are_parameters_offloaded(sharding_, unit, part_)) continue;
             if (sharding_.keeps_parameters_whole()) parameters_[unit] = unit;
             parameter_shards_[unit] = unit;
         }
@@ -51,12 +54,18 @@ class Checker {
                     "recomputes without parameters");
         if (action.kind == ActionKind::norm) take_norm();
         if (action.kind == ActionKind::update) update(action);
+        if (moves_parameters(action.kind)) move_parameters(action);
+        if (action.kind == ActionKind::download_gradients) give_gradients(action);
         visit_disk(action);
     }
 
     void finish() const {
         if (!held_.empty()) programming_error("step: the disk lacks a piece of state that was updated");
-        if (!unstored_.empty()) programming_error("step: the disk lacks parameters that were updated");
+        for (const auto& [unit, tier] : stale_) {
+            if (tier != Tier::device || !are_parameters_offloaded(sharding_, unit, part_))
+                programming_error(
+                    fmt::format("step: the {} lacks parameters that were updated", name_of(tier)));
+        }
         if (!with_gradients_.empty() && !norm_done_) programming_error("step: the norm is never made");
         for (const int unit : with_gradients_) {
             if (!updated_.contains(unit))
@@ -98,20 +107,30 @@ class Checker {
     void expect_update(const Action& action) {
         waiting_[action.unit].insert(action.piece);
         for (const BufferUse& use : action.reads) {
+            if (use.tier == Tier::host) {
+                if (use.role == BufferRole::gradients) on_host_.insert(use.unit);
+                continue;
+            }
             if (use.role == BufferRole::gradients) gradients_[use.index] = {use.unit, Whole::complete};
-            if (use.role == BufferRole::gradient_shard) shards_.insert(use.unit);
+            if (use.role == BufferRole::gradient_shard) shards_[use.index] = use.unit;
         }
     }
 
     void update(const Action& action) {
-        if (are_parameters_on_disk(sharding_, action.unit, part_)) unstored_.insert(action.unit);
+        // All other copies of the parameters are old now.
+        const bool is_offloaded = are_parameters_offloaded(sharding_, action.unit, part_);
+        const bool is_on_host = offload_.updates_on_host();
+        if (is_on_host) stale_.insert({action.unit, Tier::device});
+        if (is_offloaded && offload_.is_beside_host && !is_on_host) stale_.insert({action.unit, Tier::host});
+        if (is_offloaded && offload_.parameters == Tier::disk) stale_.insert({action.unit, Tier::disk});
         const auto waiting = waiting_.find(action.unit);
         require(waiting != waiting_.end() && waiting->second.erase(action.piece) == 1,
                 "updates its unit a second time");
         if (!waiting->second.empty()) return;
         waiting_.erase(action.unit);
         updated_.insert(action.unit);
-        shards_.erase(action.unit);
+        std::erase_if(shards_, [&](const auto& of) { return of.second == action.unit; });
+        on_host_.erase(action.unit);
         std::erase_if(gradients_, [&](const auto& of) { return of.second.unit == action.unit; });
         // Other ranks have updated the rest.
         if (sharding_.keeps_parameters_whole() && !sharding_.keeps_optimizer_whole() && sharding_.ranks() > 1)
@@ -122,10 +141,33 @@ class Checker {
         norm_done_ = true;
         for (const int unit : with_gradients_)
             require(!part_.is_tied(unit) || tied_.contains(unit), "takes tied gradients of one stage");
+        for (const int unit : with_gradients_) {
+            require(!part_.counts_unit(unit) || squared_.contains(unit), "lacks the gradients of a unit");
+            require(!offload_.updates_on_host() || on_host_.contains(unit),
+                    "leaves the host without gradients that it updates with");
+        }
         for (const auto& [_, of] : gradients_)
             require(!sharding_.keeps_optimizer_whole() || of.state != Whole::scattered,
                     "leaves an update gradients that are only a shard");
     }
+
+    // Copies parameters: the copy is as new as the one that it is made from.
+    void move_parameters(const Action& action) {
+        const Tier from = action.reads.front().tier, to = action.writes.front().tier;
+        require(!stale_.contains({action.unit, from}), "copies parameters that are newer elsewhere");
+        stale_.erase({action.unit, to});
+    }
+
+    void give_gradients(const Action& action) {
+        const BufferUse& from = action.reads.front();
+        require(!waiting_.contains(action.unit), "overwrites gradients whose update waits");
+        on_host_.insert(action.unit);
+        if (!are_gradients_offloaded(sharding_, rounds_of_gradients(action.unit), action.unit, part_)) return;
+        // The buffer is free now.
+        if (from.role == BufferRole::gradient_shard) shards_.erase(from.index);
+        if (from.role == BufferRole::gradients) whole(from).state = Whole::handed_over;
+    }
+    int rounds_of_gradients(int unit) const { return step_.micro_batches * part_.unit(unit).rounds; }
 
     // A buffer's piece, and what has been done to it.
     struct Held {
@@ -179,6 +221,7 @@ class Checker {
             require(found != owner_.end(), "reads an activation that nobody wrote");
             require(found->second == owner_of(action), "reads an activation of another micro-batch");
         }
+        if (use.tier != Tier::device) return read_beside(action, use);
         switch (use.role) {
             case BufferRole::recomputed:
                 require(recomputed_[use.index] == std::pair(use.unit, action.micro_batch),
@@ -191,9 +234,6 @@ class Checker {
                         "reads a shard of parameters that is still on the disk");
                 break;
             }
-            case BufferRole::stored_parameters:
-                require(!unstored_.contains(use.unit), "reads parameters that the disk lacks");
-                break;
             case BufferRole::parameters: {
                 require_updated(action, use);
                 // A rank's own part of whole parameters needs no gather.
@@ -208,7 +248,8 @@ class Checker {
                 read_gradients(action, whole(use));
                 break;
             case BufferRole::gradient_shard:
-                require(shards_.contains(use.unit), "reads a shard of gradients that nobody reduced");
+                require(has_shard(use), "reads a shard of gradients that nobody reduced");
+                if (action.kind == ActionKind::square) squared_.insert(use.unit);
                 if (action.kind == ActionKind::square || action.kind == ActionKind::gather_gradients ||
                     action.kind == ActionKind::sum_tied)
                     require_added_up(use.unit);
@@ -229,8 +270,40 @@ class Checker {
     void require_updated(const Action& action, const BufferUse& use) const {
         require(action.kind == ActionKind::update || !waiting_.contains(use.unit),
                 "reads parameters before their update");
+        require(action.kind == ActionKind::update || !stale_.contains({use.unit, Tier::device}),
+                "reads parameters of the device that the host has updated");
     }
 
+    // Reads what lies in the host's memory or on a disk.
+    void read_beside(const Action& action, const BufferUse& use) {
+        if (use.role == BufferRole::gradients)
+            require(on_host_.contains(use.unit), "reads gradients that the host lacks");
+        if (use.role != BufferRole::parameters && use.role != BufferRole::parameter_shard) return;
+        if (action.kind == ActionKind::upload_parameters)
+            require(!sharding_.updates_what_is_uploaded() || !waiting_.contains(use.unit),
+                    "reads parameters before their update");
+        if (use.tier != Tier::host) return;
+        const auto found = host_parameters_.find(use.index);
+        require(found != host_parameters_.end() && found->second == use.unit,
+                "reads parameters that are still on the disk");
+    }
+    void write_beside(const Action& action, const BufferUse& use) {
+        if (use.role != BufferRole::parameters && use.role != BufferRole::parameter_shard) return;
+        if (use.tier == Tier::disk)
+            require(!waiting_.contains(use.unit), "writes parameters to the disk before their update");
+        if (use.tier != Tier::host) return;
+        int& held = host_parameters_.try_emplace(use.index, -1).first->second;
+        if (action.kind == ActionKind::read_parameters) {
+            require(!stale_.contains({held, Tier::disk}), "reads over parameters that the disk lacks");
+            held = use.unit;
+        }
+        require(held == use.unit, "writes over parameters of another unit");
+    }
+
+    bool has_shard(const BufferUse& use) const {
+        const auto found = shards_.find(use.index);
+        return found != shards_.end() && found->second == use.unit;
+    }
     void require_added_up(int unit) const {
         for (const auto& [_, of] : gradients_)
             require(of.unit != unit || of.state != Whole::scattered,
@@ -239,6 +312,13 @@ class Checker {
 
     void read_gradients(const Action& action, Whole& of) {
         switch (action.kind) {
+            case ActionKind::square:
+                squared_.insert(of.unit);
+                break;
+            case ActionKind::download_gradients:
+                require(!sharding_.keeps_optimizer_whole() || of.state != Whole::scattered,
+                        "gives the host only a shard of gradients");
+                break;
             case ActionKind::reduce_scatter:
                 require(of.state == Whole::accumulating, "reduces gradients a second time");
                 break;
@@ -256,6 +336,7 @@ class Checker {
 
     void write(const Action& action, const BufferUse& use) {
         if (belongs_to_micro_batch(use.role)) owner_[place_of(action, use)] = owner_of(action);
+        if (use.tier != Tier::device) return write_beside(action, use);
         switch (use.role) {
             case BufferRole::recomputed:
                 recomputed_[use.index] = {use.unit, action.micro_batch};
@@ -264,10 +345,6 @@ class Checker {
                 return write_parameters(action, use);
             case BufferRole::parameter_shard:
                 return write_parameter_shard(action, use);
-            case BufferRole::stored_parameters:
-                require(!waiting_.contains(use.unit), "writes parameters to the disk before their update");
-                unstored_.erase(use.unit);
-                return;
             case BufferRole::gradient_sums:
                 return write_sums(action, use);
             case BufferRole::gradients:
@@ -282,24 +359,38 @@ class Checker {
     void write_parameters(const Action& action, const BufferUse& use) {
         if (action.kind == ActionKind::release) {
             require(parameters_.erase(use.index) == 1, "releases parameters that are not there");
-            require(!sharding_.keeps_parameters_whole() || !unstored_.contains(use.unit),
-                    "releases parameters that the disk lacks");
+            require(!sharding_.keeps_parameters_whole() || !lacks_update(use.unit),
+                    "releases parameters that the host or the disk lacks");
             return;
         }
-        if (sharding_.keeps_parameters_whole() && action.kind != ActionKind::read_parameters) {
+        const bool is_fetch = is_fetched(action);
+        if (sharding_.keeps_parameters_whole() && !is_fetch) {
             if (action.kind == ActionKind::gather_parameters) ungathered_.erase(use.unit);
             return;
         }
-        require(action.kind == ActionKind::gather_parameters || action.kind == ActionKind::read_parameters,
-                "must not write whole parameters");
-        require(!parameters_.contains(use.index), "gathers or reads over parameters that are in use");
+        require(action.kind == ActionKind::gather_parameters || is_fetch, "must not write whole parameters");
+        const auto found = parameters_.find(use.index);
+        // The host's update of a share comes after the whole.
+        require(found == parameters_.end() ||
+                    (action.kind == ActionKind::upload_parameters && found->second == use.unit),
+                "gathers or reads over parameters that are in use");
         parameters_[use.index] = use.unit;
+    }
+
+    // Whether an action brings what is offloaded to the device.
+    bool is_fetched(const Action& action) const {
+        return action.kind == ActionKind::upload_parameters ||
+               (action.kind == ActionKind::read_parameters && !offload_.is_beside_host);
+    }
+    // Whether the place where a unit's parameters are offloaded to lacks what the device has.
+    bool lacks_update(int unit) const {
+        return !stale_.contains({unit, Tier::device}) && stale_.contains({unit, offload_.parameters});
     }
 
     void write_parameter_shard(const Action& action, const BufferUse& use) {
         int& held = parameter_shards_.try_emplace(use.index, -1).first->second;
-        if (action.kind == ActionKind::read_parameters) {
-            require(!unstored_.contains(held), "reads over parameters that the disk lacks");
+        if (is_fetched(action)) {
+            require(!lacks_update(held), "reads over parameters that the host or the disk lacks");
             held = use.unit;
         }
         require(held == use.unit, "updates a shard of parameters that is still on the disk");
@@ -307,6 +398,14 @@ class Checker {
 
     void write_gradients(const Action& action, const BufferUse& use) {
         require(!norm_done_, "writes gradients after the norm");
+        if (action.kind == ActionKind::upload_gradients) {
+            const auto found = gradients_.find(use.index);
+            require(found == gradients_.end() || found->second.state == Whole::handed_over,
+                    "overwrites gradients that are still needed");
+            require(!waiting_.contains(use.unit), "goes on with gradients whose update waits");
+            gradients_[use.index] = {use.unit, Whole::accumulating};
+            return;
+        }
         if (action.kind == ActionKind::zero || action.kind == ActionKind::round) {
             const auto found = gradients_.find(use.index);
             require(found == gradients_.end() || found->second.state == Whole::handed_over,
@@ -344,8 +443,14 @@ class Checker {
 
     void write_shard(const Action& action, const BufferUse& use) {
         switch (action.kind) {
+            case ActionKind::upload_gradients:
+                require(!waiting_.contains(use.unit), "goes on with gradients whose update waits");
+                require(shards_.try_emplace(use.index, use.unit).second,
+                        "overwrites the shard of earlier micro-batches");
+                break;
             case ActionKind::reduce_scatter:
-                require(shards_.insert(use.unit).second, "overwrites the shard of earlier micro-batches");
+                require(shards_.try_emplace(use.index, use.unit).second,
+                        "overwrites the shard of earlier micro-batches");
                 // The whole gradients that it read are free now.
                 for (auto& [_, of] : gradients_) {
                     if (of.unit == use.unit) of.state = Whole::handed_over;
@@ -356,7 +461,7 @@ class Checker {
                 [[fallthrough]];
             case ActionKind::all_reduce:
             case ActionKind::accumulate_shard:
-                require(shards_.contains(use.unit), "adds to a shard of gradients that nobody reduced");
+                require(has_shard(use), "adds to a shard of gradients that nobody reduced");
                 break;
             default:
                 require(false, "must not write a shard of gradients");
@@ -379,6 +484,7 @@ class Checker {
 
     const Step& step_;
     const Sharding& sharding_;
+    const Offload& offload_;
     const StagePart& part_;
     std::size_t where_ = 0;                          // the action's position
     std::map<BufferPlace, Owner> owner_;             // the chunk and micro-batch that wrote it last
@@ -386,10 +492,13 @@ class Checker {
     std::map<int, int> parameters_;                  // by buffer: the unit whose whole parameters it holds
     std::map<int, int> parameter_shards_;            // by buffer: the unit whose shard it holds
     std::set<int> ungathered_;                       // units of which other ranks have updated their share
-    std::set<int> unstored_;                         // units whose updated parameters the disk lacks
+    std::map<int, int> host_parameters_;             // by buffer: the unit of which the host has parameters
+    std::set<std::pair<int, Tier>> stale_;           // copies of units' parameters that are older than others
+    std::set<int> on_host_;                          // units whose gradients, so far, the host has
+    std::set<int> squared_;                          // units whose gradients are in the norm
     std::map<int, Sums> sums_;
     std::map<int, Whole> gradients_;
-    std::set<int> shards_;  // units whose gradient shard is filled
+    std::map<int, int> shards_;  // by buffer: the unit whose gradient shard it holds
     std::set<int> with_gradients_, updated_;
     std::map<int, std::set<int>>
         waiting_;               // by unit: the pieces whose update, of the step before, is to come

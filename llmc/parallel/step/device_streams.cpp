@@ -1,12 +1,21 @@
 // Queues a step's actions on the device's streams, with the events between them.
 #include "llmc/parallel/step/device_streams.h"
 
+#include <algorithm>
 #include <chrono>
+#include <thread>
 #include <utility>
 
 #include "llmc/parallel/step/host_streams.h"
 
 namespace llmc {
+
+namespace {
+
+// The time between two tests of whether a transfer of the disk is done.
+constexpr std::chrono::microseconds nap{50};
+
+}  // namespace
 
 DeviceStreams::DeviceStreams(Streams& streams, bool overlap)
     : streams_(streams), overlap_(overlap), origin_event_(streams.new_event()), start_(streams.new_event()) {
@@ -28,7 +37,8 @@ void DeviceStreams::begin_lap(Phase phase) {
 }
 
 StreamKind DeviceStreams::stream_of(const Action& action) const {
-    return overlap_ || is_between_stages(action.kind) ? action.stream : StreamKind::compute;
+    const bool has_stream = overlap_ || is_between_stages(action.kind) || is_of_host(action.stream);
+    return has_stream ? action.stream : StreamKind::compute;
 }
 
 void DeviceStreams::run(const Step& step, Performer& performer) {
@@ -38,8 +48,10 @@ void DeviceStreams::run(const Step& step, Performer& performer) {
         for (const int place : action.after) is_awaited_[static_cast<std::size_t>(place)] = true;
         is_used[static_cast<std::size_t>(stream_of(action))] = true;
     }
+    const bool has_host =
+        std::ranges::any_of(step.actions, [](const Action& action) { return is_of_host(action.stream); });
     const auto for_each_other = [&](auto&& f) {
-        for (const StreamKind stream : all_streams) {
+        for (const StreamKind stream : device_streams) {
             if (stream != StreamKind::compute && is_used[static_cast<std::size_t>(stream)]) f(stream);
         }
     };
@@ -60,21 +72,18 @@ void DeviceStreams::run(const Step& step, Performer& performer) {
         streams_.select(stream);
         streams_.wait(start_);
     });
-    for (int place = 0; place < std::ssize(step.actions); ++place) {
-        const Action& action = step.actions[static_cast<std::size_t>(place)];
-        const StreamKind stream = stream_of(action);
-        streams_.select(stream);
-        for (const int after : action.after) {
-            if (stream_of(step.actions[static_cast<std::size_t>(after)]) == stream) continue;
-            if (stream == StreamKind::compute) begin_lap(Phase::communication);
-            streams_.wait(event_of(events_, after));
-        }
-        if (stream == StreamKind::compute) begin_lap(phase_of(action.kind));
-        if (watches_) streams_.record(event_of(begin_events_, place));
-        performer.perform(action);
-        if (watches_ || is_awaited_[static_cast<std::size_t>(place)])
-            streams_.record(event_of(events_, place));
+    // The host may use its buffers only after copies of the last list.
+    if (has_host) {
+        streams_.select(StreamKind::compute);
+        streams_.record(start_);
+        streams_.wait_on_host(start_);
     }
+    for (int place = 0; place < std::ssize(step.actions); ++place) {
+        const bool is_on_host = is_of_host(step.actions[static_cast<std::size_t>(place)].stream);
+        is_on_host ? perform_on_host(step, place, performer) : queue(step, place, performer);
+    }
+    for (const StreamKind stream : {StreamKind::disk_in, StreamKind::disk_out})
+        finish_transfers(step, static_cast<int>(step.actions.size()), stream, performer);
     for_each_other([&](StreamKind stream) {
         const int end = ends_[static_cast<std::size_t>(stream)];
         streams_.select(stream);
@@ -87,6 +96,55 @@ void DeviceStreams::run(const Step& step, Performer& performer) {
     // The end of the last lap.
     if (laps_used_ == laps_.size()) laps_.push_back({Phase::data, streams_.new_event()});
     streams_.record(laps_[laps_used_].event);
+}
+
+void DeviceStreams::queue(const Step& step, int place, Performer& performer) {
+    const Action& action = step.actions[static_cast<std::size_t>(place)];
+    const StreamKind stream = stream_of(action);
+    streams_.select(stream);
+    for (const int after : action.after) {
+        const StreamKind other = stream_of(step.actions[static_cast<std::size_t>(after)]);
+        if (other == stream) continue;
+        if (is_of_host(other)) {
+            finish_transfers(step, after, other, performer);
+            continue;
+        }
+        if (stream == StreamKind::compute) begin_lap(Phase::communication);
+        streams_.wait(event_of(events_, after));
+    }
+    if (stream == StreamKind::compute) begin_lap(phase_of(action.kind));
+    if (watches_) streams_.record(event_of(begin_events_, place));
+    performer.perform(action);
+    if (watches_ || is_awaited_[static_cast<std::size_t>(place)]) streams_.record(event_of(events_, place));
+}
+
+void DeviceStreams::perform_on_host(const Step& step, int place, Performer& performer) {
+    const Action& action = step.actions[static_cast<std::size_t>(place)];
+    // Time for which the device is idle until the host goes on counts to what the host does.
+    streams_.select(StreamKind::compute);
+    begin_lap(phase_of(action.kind));
+    for (const int after : action.after) {
+        const StreamKind other = stream_of(step.actions[static_cast<std::size_t>(after)]);
+        if (is_of_host(other)) {
+            finish_transfers(step, after, other, performer);
+        } else {
+            streams_.wait_on_host(event_of(events_, after));
+        }
+    }
+    if (watches_) streams_.record(event_of(begin_events_, place));
+    performer.perform(action);
+    if (is_begun_only(action)) in_flight_.push_back(place);
+    if (watches_) streams_.record(event_of(events_, place));
+}
+
+// Waits for a stream's transfers of the disk up to a position in the list.
+void DeviceStreams::finish_transfers(const Step& step, int last, StreamKind stream, Performer& performer) {
+    std::erase_if(in_flight_, [&](int place) {
+        const Action& action = step.actions[static_cast<std::size_t>(place)];
+        if (place > last || action.stream != stream) return false;
+        while (!performer.is_done(action)) std::this_thread::sleep_for(nap);
+        return true;
+    });
 }
 
 PhaseTimes DeviceStreams::times() {

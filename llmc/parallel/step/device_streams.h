@@ -1,5 +1,9 @@
 // Runs a step on the device's streams. The host queues the actions in the order of the list. If an action
 // depends on another stream (Action::after), its stream waits for an event, and the host does not wait.
+//
+// The host itself performs the actions of its streams, updates and transfers of the disk, when the list comes to them:
+// it waits until the device has done what they need, and the device goes on with what is queued. So what the device
+// needs of the host's results is placed as late in a list as its need allows.
 #pragma once
 
 #include <array>
@@ -31,6 +35,9 @@ class DeviceStreams final : public StepStreams {
 
     StreamKind stream_of(const Action& action) const;
     void begin_lap(Phase phase);
+    void queue(const Step& step, int place, Performer& performer);
+    void perform_on_host(const Step& step, int place, Performer& performer);
+    void finish_transfers(const Step& step, int last, StreamKind stream, Performer& performer);
     int event_of(std::vector<int>& events, int place);
 
     Streams& streams_;
@@ -43,6 +50,7 @@ class DeviceStreams final : public StepStreams {
     double origin_ = 0;  // seconds of the host's clock
     std::vector<ActionTime> action_times_;
     std::vector<bool> is_awaited_;
+    std::vector<int> in_flight_;  // transfers of the disk, by position in the list
     int start_;
     std::array<int, all_streams.size()> ends_;  // recorded after each stream's last action
     std::vector<Lap> laps_;                     // those of the last list; the next list reuses their events

@@ -25,6 +25,7 @@ Executor::Executor(const ModelLists& lists, Device& device, const MeshGroups& gr
     : lists_(lists),
       device_(device),
       ops_(device.ops()),
+      updates_on_host_(store.sharding().offload.updates_on_host()),
       groups_(groups),
       ranks_(groups.tensor_parallel()),
       store_(store),
@@ -83,6 +84,8 @@ void Executor::run(const Step& step, const StepInput& input) {
     check(input.update || !store_.update_waits(), "a list finishes the update that waits");
     transfers_.resize(std::max(transfers_.size(), step.actions.size()));
     ops_.fill(loss_sum(), 0.0F);
+    // Entries that other ranks of the model compute are zero here: gather_squares adds the entries of all.
+    if (groups_.shares_model()) ops_.fill(activations_.norm_partials, 0.0F);
     if (input.records_amax) ops_.fill(seen_amax(), 0.0F);
     streams_->run(step, *this);
 }
@@ -139,7 +142,7 @@ void Executor::record_weights() {
                                        mine = intersection(
                                            {entry.offset, entry.offset + entry.stored.elements()}, own);
                     if (mine.size() == 0) continue;
-                    store_.read_parameters(unit);
+                    store_.fetch_parameters(unit);
                     ops_.amax(
                         {places.amax[2 * operand + 1], DType::fp32, {1}},
                         store_.buffers(unit).updated_parameters.flat(mine.begin - own.begin, mine.size()));
@@ -210,7 +213,7 @@ void Executor::perform(const Action& action) {
         case ActionKind::reduce_amax:
             return reduce_amax();
         case ActionKind::square:
-            return square();
+            return square(action);
         case ActionKind::gather_squares:
             return gather_squares();
         case ActionKind::norm:
@@ -222,6 +225,11 @@ void Executor::perform(const Action& action) {
         case ActionKind::read_parameters:
         case ActionKind::write_parameters:
             return transfer_from_or_to_disk(action);
+        case ActionKind::upload_parameters:
+        case ActionKind::download_parameters:
+        case ActionKind::upload_gradients:
+        case ActionKind::download_gradients:
+            return copy_between_host_and_device(action);
     }
 }
 
@@ -254,6 +262,32 @@ void Executor::transfer_from_or_to_disk(const Action& action) {
             number = store_.begin_write_parameters(action.unit);
             return;
     }
+}
+
+// Where parameters or gradients of a unit are on the device.
+Tensor Executor::on_device(const BufferUse& use) const {
+    const UnitBuffers& b = store_.buffers(use.unit);
+    switch (use.role) {
+        case BufferRole::parameters:
+            return b.parameters;
+        case BufferRole::parameter_shard:
+            return b.parameter_shard;
+        case BufferRole::gradient_shard:
+            return b.gradient_shard;
+        default:
+            return b.gradients;
+    }
+}
+
+void Executor::copy_between_host_and_device(const Action& action) {
+    const bool is_upload = action.reads.front().tier == Tier::host;
+    const UnitBuffers& b = store_.buffers(action.unit);
+    const bool of_parameters = moves_parameters(action.kind);
+    const Tensor& host = of_parameters ? b.host_parameters : b.host_gradients;
+    Tensor device = on_device((is_upload ? action.writes : action.reads).front());
+    // A rank's share lies in the whole.
+    if (device.elements() != host.elements()) device = store_.own_shard(device);
+    is_upload ? device_.upload(device, host.data) : device_.begin_download(host.data, device);
 }
 
 void Executor::transfer(const Action& action) {
@@ -434,11 +468,9 @@ void Executor::reduce_amax() {
 
 // Computes the sums of squares of this rank's own shards. They are gathered later and added in unit and block
 // order, so that the norm has the same bits on every rank.
-void Executor::square() {
-    // Entries that other ranks of the model compute are zero here: gather_squares adds the entries of all.
-    if (groups_.shares_model()) ops_.fill(activations_.norm_partials, 0.0F);
-    for (int unit = 0; unit < store_.units(); ++unit) {
-        if (!store_.part().counts_unit(unit)) continue;
+void Executor::square(const Action& action) {
+    for (const BufferUse& use : action.reads) {
+        const int unit = use.unit;
         const ElementRange own = store_.shard(unit, store_.shard());
         const ElementRange counted =
             ranks_.rank() == 0 ? own : intersection(own, {0, store_.layout(unit).replicated_begin()});
@@ -472,7 +504,7 @@ Tensor Executor::squares_of(int unit) const {
 }
 
 void Executor::update(int unit) {
-    update(store_.buffers(unit), store_.segments(unit), store_.first_element(unit));
+    update(store_.operands(unit), store_.segments(unit), store_.first_element(unit));
 }
 
 void Executor::update_piece(const Action& action) {
@@ -486,9 +518,13 @@ void Executor::update(const UnitBuffers& b, std::span<const AdamWSegment> segmen
     const auto rounding = [&](const std::optional<std::uint64_t>& seed) {
         return seed ? std::optional(StochasticRounding{*seed, first_element}) : std::nullopt;
     };
-    ops_.adamw(b.updated_parameters, b.master, b.m, b.v, b.updated_gradients, norm_squared(), segments,
-               input_->update->adamw, rounding(input_->update->rounding_seed),
-               rounding(input_->update->moments_seed), b.in_8_bits);
+    Ops& ops = updates_on_host_ ? device_.host().ops() : ops_;
+    double squared = input_->update->norm_squared;
+    const Tensor norm =
+        updates_on_host_ ? Tensor{reinterpret_cast<std::byte*>(&squared), DType::fp64, {1}} : norm_squared();
+    ops.adamw(b.updated_parameters, b.master, b.m, b.v, b.updated_gradients, norm, segments,
+              input_->update->adamw, rounding(input_->update->rounding_seed),
+              rounding(input_->update->moments_seed), b.in_8_bits);
 }
 
 }  // namespace llmc

@@ -30,6 +30,7 @@ struct StepResults {
 // How a training step updates.
 struct Update {
     AdamWStep adamw{};
+    double norm_squared = 0;  // of the gradients (StepResults), where the host updates
     // For stochastic rounding of weights; unset: they are rounded to nearest. For that of moments in bf16.
     std::optional<std::uint64_t> rounding_seed{}, moments_seed{};
 };
@@ -106,7 +107,7 @@ class Executor final : private Performer {
     Tensor received_shard(const BufferUse& use) const;
     void reduce_loss();
     void reduce_amax();
-    void square();
+    void square(const Action& action);
     void gather_squares();
     void norm();
     Tensor squares_of(int unit) const;
@@ -115,6 +116,8 @@ class Executor final : private Performer {
     void update(const UnitBuffers& b, std::span<const AdamWSegment> segments, std::int64_t first_element);
     static int buffer_of(const Action& action);
     void transfer_from_or_to_disk(const Action& action);
+    Tensor on_device(const BufferUse& use) const;
+    void copy_between_host_and_device(const Action& action);
 
     // The first bytes of a part's parameters and of their gradient sums, in the order of the part; and those of its
     // amax.
@@ -139,6 +142,7 @@ class Executor final : private Performer {
     const ModelLists& lists_;
     Device& device_;
     Ops& ops_;
+    bool updates_on_host_;
     const MeshGroups& groups_;
     TensorParallel ranks_;
     const ParameterStore& store_;

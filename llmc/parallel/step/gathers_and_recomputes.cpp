@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "llmc/parallel/zero/unit_actions.h"
+
 namespace llmc {
 
 namespace {
@@ -22,6 +24,7 @@ struct Fetch {
     ActionKind kind;
     StreamKind stream;
     BufferRole into;
+    Tier tier;  // of the buffer
     int ahead;  // parts of the model
 };
 
@@ -32,7 +35,7 @@ void insert_fetches(Step& step, const Fetch& fetch, const Source& source) {
     std::map<int, std::size_t> free_since;       // By buffer: the first action after its last use.
     std::vector<std::size_t> parts;              // The actions that read parameters.
     std::multimap<std::size_t, Action> fetches;  // By the action before which they are inserted.
-    const bool are_released = fetch.into == BufferRole::parameters;
+    const bool are_released = fetch.into == BufferRole::parameters && fetch.tier == Tier::device;
     for (std::size_t i = 0; i < step.actions.size(); ++i) {
         const Action& action = step.actions[i];
         if (action.kind == ActionKind::release) {
@@ -44,7 +47,7 @@ void insert_fetches(Step& step, const Fetch& fetch, const Source& source) {
         }
         bool reads = false;
         for (const BufferUse& use : action.reads) {
-            if (use.role != fetch.into) continue;
+            if (use.role != fetch.into || use.tier != fetch.tier) continue;
             reads = true;
             const std::optional<BufferUse> from = source(use.unit);
             if (!from) continue;
@@ -83,28 +86,38 @@ void insert_fetches(Step& step, const Fetch& fetch, const Source& source) {
 
 void insert_gathers(Step& step) {
     const Sharding& sharding = step.sharding;
+    const Offload& offload = sharding.offload;
     const StagePart& part = step.part;
     const bool gathers = !sharding.keeps_parameters_whole();
     if (gathers) {
         insert_fetches(
             step,
-            {ActionKind::gather_parameters, StreamKind::communication, BufferRole::parameters,
+            {ActionKind::gather_parameters, StreamKind::communication, BufferRole::parameters, Tier::device,
              sharding.gathered_ahead()},
             [&](int unit) {
-                return std::optional<BufferUse>(
-                    {BufferRole::parameter_shard, place_of_parameter_shard(sharding, unit, part), unit});
+                return std::optional(UnitActions::parameters_in(Tier::device, sharding, unit, part));
             });
     }
-    if (!sharding.offloads_parameters) return;
-    const int ahead = sharding.prefetch_units - (gathers ? sharding.gathered_ahead() : 0);
-    insert_fetches(step,
-                   {ActionKind::read_parameters, StreamKind::disk_in,
-                    gathers ? BufferRole::parameter_shard : BufferRole::parameters, ahead},
-                   [&](int unit) {
-                       return are_parameters_on_disk(sharding, unit, part)
-                                  ? std::optional<BufferUse>({BufferRole::stored_parameters, unit, unit})
-                                  : std::nullopt;
-                   });
+    if (!offload.has_parameters()) return;
+    // What follows is fetched ahead of these actions, which are ahead themselves.
+    int ahead = gathers ? sharding.gathered_ahead() : 0;
+    const auto fetch = [&](ActionKind kind, StreamKind stream, Tier from, Tier to, int ahead_of_parts) {
+        insert_fetches(step,
+                       {kind, stream, gathers ? BufferRole::parameter_shard : BufferRole::parameters, to,
+                        ahead_of_parts - ahead},
+                       [&](int unit) {
+                           return are_parameters_offloaded(sharding, unit, part)
+                                      ? std::optional(UnitActions::parameters_in(from, sharding, unit, part))
+                                      : std::nullopt;
+                       });
+        ahead = ahead_of_parts;
+    };
+    if (offload.is_beside_host)
+        fetch(ActionKind::upload_parameters, StreamKind::to_device, Tier::host, Tier::device,
+              sharding.uploaded_ahead());
+    if (offload.parameters == Tier::disk)
+        fetch(ActionKind::read_parameters, StreamKind::disk_in, Tier::disk,
+              offload.is_beside_host ? Tier::host : Tier::device, sharding.read_ahead());
 }
 
 namespace {

@@ -18,13 +18,20 @@ void for_each_unit_of(const Action& action, F&& f) {
     }
 }
 
+// Whether an action brings parameters for their update: from a disk, or to a device that makes it or gathers them. The
+// copy of what the host has updated comes after the update.
+bool comes_before_update(const Action& action, const Sharding& sharding) {
+    return action.kind == ActionKind::read_parameters ||
+           (action.kind == ActionKind::upload_parameters && !sharding.updates_what_is_uploaded());
+}
+
 }  // namespace
 
 std::vector<int> units_by_first_use(const Step& step) {
     std::vector<int> units;
     std::set<int> seen;
     for (const Action& action : step.actions) {
-        if (action.kind == ActionKind::read_parameters) continue;  // comes long before its unit is needed
+        if (comes_before_update(action, step.sharding)) continue;
         for_each_unit_of(action, [&](int unit) {
             if (seen.insert(unit).second) units.push_back(unit);
         });
@@ -50,20 +57,26 @@ void insert_updates(Step& step, Step updates) {
         ends[last] = i + 1;
     }
     std::vector<Action> actions;
-    std::set<int> read;  // units whose parameters are being read from the disk
+    const Sharding& sharding = step.sharding;
+    // What takes the device's buffer for an offloaded unit's update; and the units for which it was there.
+    const ActionKind fetch =
+        sharding.offload.is_beside_host ? ActionKind::upload_parameters : ActionKind::read_parameters;
+    std::set<int> fetched;
     auto next = before.begin();
     const auto update = [&](int unit) {
         const auto end = before.begin() + ends[unit];
         for (; next < end; ++next) actions.push_back(std::move(*next));
     };
+    // What the host updates for a copy to the device comes early enough: with the copy.
     const auto may_be_ahead = [&](int unit) {
-        return step.sharding.keeps_parameters_whole() &&
-               (!are_parameters_on_disk(step.sharding, unit, step.part) || read.contains(unit));
+        const bool is_offloaded = are_parameters_offloaded(sharding, unit, step.part);
+        if (!sharding.keeps_parameters_whole() || (is_offloaded && sharding.updates_what_is_uploaded()))
+            return false;
+        return !is_offloaded || fetched.contains(unit);
     };
     for (Action& action : step.actions) {
-        if (action.kind == ActionKind::read_parameters) {
-            read.insert(action.unit);
-        } else {
+        if (action.kind == fetch) fetched.insert(action.unit);
+        if (!comes_before_update(action, sharding)) {
             for_each_unit_of(action, [&](int unit) {
                 update(unit);
                 const auto found = following.find(unit);

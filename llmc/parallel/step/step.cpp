@@ -16,7 +16,6 @@ bool belongs_to_unit(BufferRole role) {
         case BufferRole::gradient_shard:
         case BufferRole::gradient_sums:
         case BufferRole::optimizer:
-        case BufferRole::stored_parameters:
             return true;
         default:
             return false;
@@ -115,7 +114,7 @@ bool has_streams(const Step& step) {
 
 bool communicates(const Step& step) {
     return std::ranges::any_of(step.actions, [](const Action& action) {
-        return action.stream != StreamKind::compute && !is_on_disk(action);
+        return action.stream != StreamKind::compute && action.stream < StreamKind::copy;
     });
 }
 
@@ -124,6 +123,11 @@ bool is_on_disk(const Action& action) {
 }
 
 bool is_begun_only(const Action& action) { return is_between_stages(action.kind) || is_on_disk(action); }
+
+bool moves_parameters(ActionKind kind) {
+    return kind == ActionKind::read_parameters || kind == ActionKind::write_parameters ||
+           kind == ActionKind::upload_parameters || kind == ActionKind::download_parameters;
+}
 
 bool is_between_stages(ActionKind kind) {
     return kind == ActionKind::receive_activation || kind == ActionKind::send_activation ||

@@ -70,14 +70,18 @@ enum class ActionKind {
     reduce_loss,
     // Takes the greatest magnitudes of the operands of products in 8 bits over all ranks, as bits in int32.
     reduce_amax,
-    // Computes sums of squares of this rank's gradient shards.
+    // Copies what the host has of a unit's gradients to the device, to go on with them.
+    upload_gradients,
+    // Copies them to the host.
+    download_gradients,
+    // Computes sums of squares of this rank's gradient shards: a unit's, or those of all other units.
     square,
     // Gathers these sums from the sharding group and from all stages.
     gather_squares,
     // Adds these sums up: the squared norm of all gradients.
     norm,
     // Applies AdamW to this rank's share of a unit's optimizer state, or to a piece of it, by the gradients of the
-    // step before.
+    // step before. The host does it if the state is there or on a disk.
     update,
     // Reads a piece of a unit's optimizer state from the disk into a buffer.
     read_state,
@@ -87,6 +91,10 @@ enum class ActionKind {
     read_parameters,
     // Writes them there after their update.
     write_parameters,
+    // Copies what the host has of a unit's parameters to the device.
+    upload_parameters,
+    // Copies parameters that the device has updated or gathered to the host.
+    download_parameters,
 };
 std::string_view name_of(ActionKind kind);
 
@@ -134,14 +142,15 @@ enum class BufferRole {
     amax,
     // Holds a piece of optimizer state on its way from the disk and back. Index: the buffer.
     state_piece,
-    // A unit's parameters on the disk. Index: unit.
-    stored_parameters,
 };
 
+// Where parameters, gradients and optimizer state may lie beside the device, their index is: of parameters in the
+// host's memory, place_of_host_parameters(unit); otherwise the unit.
 struct BufferUse {
     BufferRole role;
     int index = 0;
     int unit = -1;  // for buffers of units and `recomputed`: the unit or part whose values these are
+    Tier tier = Tier::device;
     bool operator==(const BufferUse&) const = default;
 };
 
@@ -195,7 +204,9 @@ void order_streams(Step& step);
 // - It reads parameters before their update, or updates a unit twice; or the list never updates a unit.
 // - It makes the norm of gradients that lack other stages or ranks; or the list never makes it.
 // - It updates a piece of state that is not in its buffer, or loses one that the disk lacks.
-// - It reads parameters from a disk over others that are in use, or loses some that the disk lacks.
+// - It reads parameters where a copy elsewhere is newer, overwrites others that are in use, or loses some that the host
+//   or the disk lacks.
+// - It makes the norm without some gradients, or of some that the host lacks where it updates.
 // - It may run before an action of another stream on which it depends is done.
 void check_step(const Step& step);
 // Checks the lists of all stages together. Throws a ProgrammingError if a stage receives something other than
@@ -259,6 +270,8 @@ bool communicates(const Step& step);
 bool is_on_disk(const Action& action);
 // Whether an action is only begun, and is done later: transfers between stages, and of the disk.
 bool is_begun_only(const Action& action);
+// Whether it copies a unit's parameters from one tier to another.
+bool moves_parameters(ActionKind kind);
 
 // Whether an action is a transfer between pipeline stages.
 bool is_between_stages(ActionKind kind);
@@ -279,10 +292,11 @@ struct BufferPlace {
     BufferRole role;
     int index;
     int slot;  // the slot, for buffers of a micro-batch; else 0
+    Tier tier;
     auto operator<=>(const BufferPlace&) const = default;
 };
 inline BufferPlace place_of(const Action& action, const BufferUse& use) {
-    return {use.role, use.index, lies_in_slot(use.role) ? action.slot : 0};
+    return {use.role, use.index, lies_in_slot(use.role) ? action.slot : 0, use.tier};
 }
 
 // For each action, the last earlier action of each other stream that it must wait for.

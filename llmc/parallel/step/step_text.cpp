@@ -16,12 +16,13 @@
 namespace llmc {
 
 std::string_view name_of(ActionKind kind) {
-    return name_among(kind, "load", "gather_parameters", "release", "zero", "forward", "forward_rows",
-                      "recompute", "backward", "backward_input", "backward_weight", "receive_activation",
-                      "send_activation", "receive_gradient", "send_gradient", "logits", "round", "accumulate",
-                      "reduce_scatter", "all_reduce", "accumulate_shard", "sum_replicated", "sum_tied",
-                      "gather_gradients", "reduce_loss", "reduce_amax", "square", "gather_squares", "norm",
-                      "update", "read_state", "write_state", "read_parameters", "write_parameters");
+    return name_among(
+        kind, "load", "gather_parameters", "release", "zero", "forward", "forward_rows", "recompute",
+        "backward", "backward_input", "backward_weight", "receive_activation", "send_activation",
+        "receive_gradient", "send_gradient", "logits", "round", "accumulate", "reduce_scatter", "all_reduce",
+        "accumulate_shard", "sum_replicated", "sum_tied", "gather_gradients", "reduce_loss", "reduce_amax",
+        "upload_gradients", "download_gradients", "square", "gather_squares", "norm", "update", "read_state",
+        "write_state", "read_parameters", "write_parameters", "upload_parameters", "download_parameters");
 }
 
 namespace {
@@ -29,8 +30,7 @@ namespace {
 std::string_view name_of(BufferRole role) {
     return name_among(role, "parameters", "parameter shard", "gradients", "gradient shard", "sums",
                       "optimizer", "tokens", "input", "residual", "saved", "recomputed", "doutputs",
-                      "dresidual", "rows", "logits", "loss", "squares", "norm", "amax", "piece in buffer",
-                      "parameters on disk of");
+                      "dresidual", "rows", "logits", "loss", "squares", "norm", "amax", "piece in buffer");
 }
 
 // Stands before the number of a buffer that micro-batches use in turn. It is not printed.
@@ -44,6 +44,8 @@ std::string to_string(std::span<const BufferUse> uses, const Outline& outline) {
         const BufferUse& use = uses[i];
         if (i > 0) text += ", ";
         text += name_of(use.role);
+        if (use.tier == Tier::disk) text += " on disk of";
+        if (use.tier == Tier::host) text += use.role == BufferRole::state_piece ? "" : " on host of";
         if (use.role == BufferRole::recomputed) {
             text += " " + unit_name(outline.part(use.unit).own_unit);
         } else if (belongs_to_unit(use.role)) {

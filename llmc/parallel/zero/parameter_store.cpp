@@ -36,16 +36,18 @@ void add_pieces(StoreLayout& store, std::int64_t updated) {
     }
 }
 
-// As bytes, whose offsets in the arena of moments, which has nothing else, are multiples of 4096.
+// As bytes, whose offsets in the arena of moments, which has nothing else, are multiples of 4096. The arena is that of
+// the host, which reads and writes the disk.
 void add_piece_buffers(StoreLayout& store, MemoryLayout& layout) {
     std::int64_t most = 0;
     for (const std::vector<StatePiece>& pieces : store.pieces)
         for (const StatePiece& piece : pieces) most = std::max(most, piece.elements());
     const PieceBytes bytes(most, store.dtypes.keeps_master(), store.dtypes.moments);
     for (int buffer = 0; buffer < state_buffers; ++buffer)
-        store.piece_buffers.push_back(layout.add(ArenaKind::moments,
-                                                 fmt::format("a piece of state, {}", buffer), DType::uint8,
-                                                 {static_cast<std::int64_t>(bytes.all)}));
+        store.piece_buffers.push_back(
+            layout.add(ArenaKind::moments, fmt::format("a piece of state, {}", buffer), DType::uint8,
+                       {static_cast<std::int64_t>(bytes.all)}, buffer_alignment,
+                       store.sharding.offload.is_beside_host ? Tier::host : Tier::device));
 }
 
 }  // namespace
@@ -55,6 +57,7 @@ StoreLayout lay_out_store(MemoryLayout& layout, const StoreDtypes& dtypes, const
     const DType dtype = dtypes.compute;
     check(dtypes.gradients == DType::fp32 || dtypes.gradients == dtype,
           "gradients are fp32 or of the compute dtype");
+    const Offload& offload = sharding.offload;
     StoreLayout store{.dtypes = dtypes, .sharding = sharding, .part = part, .units = {}, .buffers = {}};
     for (const Outline::OutlinedUnit& outlined : part.outline->units) {
         const UnitLayout& unit = store.units.emplace_back(outlined.spec, tensor);
@@ -76,8 +79,10 @@ StoreLayout lay_out_store(MemoryLayout& layout, const StoreDtypes& dtypes, const
             return place == number ? make() : store.buffers[static_cast<std::size_t>(place)].*buffer;
         };
         UnitBufferIds ids{};
-        const bool is_on_disk = are_parameters_on_disk(sharding, number, part);
-        const std::size_t alignment = is_on_disk ? ScratchFile::alignment : buffer_alignment;
+        const bool is_offloaded = are_parameters_offloaded(sharding, number, part);
+        const bool is_on_disk = is_offloaded && offload.parameters == Tier::disk;
+        const std::size_t of_disk = is_on_disk ? ScratchFile::alignment : buffer_alignment,
+                          alignment = offload.is_beside_host ? buffer_alignment : of_disk;
         ids.parameters = at(place_of_parameters(sharding, number, part), &UnitBufferIds::parameters, [&] {
             return layout.add(ArenaKind::parameters, unit.name(), dtype, whole, alignment);
         });
@@ -88,18 +93,32 @@ StoreLayout lay_out_store(MemoryLayout& layout, const StoreDtypes& dtypes, const
                     ? layout.add(ArenaKind::parameters, unit.name() + ".shard", dtype, shard, alignment)
                     : store.buffers[static_cast<std::size_t>(place)].parameter_shard;
         }
+        const Shape& kept = sharding.keeps_parameters_whole() ? whole : shard;
         if (is_on_disk) {
             store.parameter_places.back() = store.file_bytes;
-            store.file_bytes +=
-                whole_blocks((sharding.keeps_parameters_whole() ? whole : shard).elements() * size_of(dtype));
+            store.file_bytes += whole_blocks(static_cast<std::uint64_t>(kept.elements()) * size_of(dtype));
         }
+        if (offload.updates_on_host() || (is_offloaded && offload.is_beside_host)) {
+            const int place = place_of_host_parameters(sharding, number, part);
+            ids.host_parameters = place == number
+                                      ? layout.add(ArenaKind::parameters, unit.name(), dtype,
+                                                   is_offloaded ? kept : updated, of_disk, Tier::host)
+                                      : store.buffers[static_cast<std::size_t>(place)].host_parameters;
+        }
+        if (offload.updates_on_host())
+            ids.host_gradients = layout.add(ArenaKind::gradients, unit.name(), dtypes.gradients,
+                                            if_training(updated), buffer_alignment, Tier::host);
         ids.gradients =
             at(place_of_gradients(sharding, rounds, number, part), &UnitBufferIds::gradients, [&] {
                 return layout.add(ArenaKind::gradients, unit.name(), dtypes.gradients, if_training(whole));
             });
-        if (sharding.keeps_gradient_shards(rounds))
-            ids.gradient_shard = layout.add(ArenaKind::gradients, unit.name() + ".shard", dtypes.gradients,
-                                            if_training(shard));
+        if (sharding.keeps_gradient_shards(rounds)) {
+            const int place = place_of_gradient_shard(sharding, rounds, number, part);
+            ids.gradient_shard = place == number
+                                     ? layout.add(ArenaKind::gradients, unit.name() + ".shard",
+                                                  dtypes.gradients, if_training(shard))
+                                     : store.buffers[static_cast<std::size_t>(place)].gradient_shard;
+        }
         ids.gradient_sums =
             dtypes.gradients == DType::fp32
                 ? ids.gradients
@@ -107,15 +126,18 @@ StoreLayout lay_out_store(MemoryLayout& layout, const StoreDtypes& dtypes, const
                       return layout.add(ArenaKind::gradients, unit.name() + ".sums", DType::fp32,
                                         if_training(whole));
                   });
-        if (dtypes.tier == StateTier::disk) {
+        if (offload.state == Tier::disk) {
             add_pieces(store, updated[0]);
             store.buffers.push_back(ids);
             continue;
         }
         if (dtypes.keeps_master())
-            ids.master = layout.add(ArenaKind::master, unit.name(), DType::fp32, updated);
-        ids.m = layout.add(ArenaKind::moments, unit.name() + ".m", dtypes.moments, if_training(updated));
-        ids.v = layout.add(ArenaKind::moments, unit.name() + ".v", dtypes.moments, if_training(updated));
+            ids.master = layout.add(ArenaKind::master, unit.name(), DType::fp32, updated, buffer_alignment,
+                                    offload.state);
+        ids.m = layout.add(ArenaKind::moments, unit.name() + ".m", dtypes.moments, if_training(updated),
+                           buffer_alignment, offload.state);
+        ids.v = layout.add(ArenaKind::moments, unit.name() + ".v", dtypes.moments, if_training(updated),
+                           buffer_alignment, offload.state);
         const auto beside = [&](const char* name, std::int64_t count) {
             const bool is_there = trains && dtypes.moments == DType::uint8;
             return layout.add(ArenaKind::moments, unit.name() + name, DType::fp32, {is_there ? count : 0});
@@ -127,7 +149,7 @@ StoreLayout lay_out_store(MemoryLayout& layout, const StoreDtypes& dtypes, const
         store.buffers.push_back(ids);
         store.pieces.emplace_back();
     }
-    if (dtypes.tier == StateTier::disk) add_piece_buffers(store, layout);
+    if (offload.state == Tier::disk) add_piece_buffers(store, layout);
     return store;
 }
 
@@ -146,9 +168,7 @@ ParameterStore::ParameterStore(Device& device, const Arenas& arenas, const Store
       pieces_(layout.pieces),
       parameter_places_(layout.parameter_places),
       layouts_(layout.units) {
-    const bool is_on_disk = dtypes_.tier == StateTier::disk;
-    if (is_on_disk || sharding_.offloads_parameters)
-        file_ = std::make_unique<ScratchFile>(directory, layout.file_bytes);
+    if (layout.file_bytes > 0) file_ = std::make_unique<ScratchFile>(directory, layout.file_bytes);
     for (const BufferId& buffer : layout.piece_buffers) piece_buffers_.push_back(arenas[buffer]);
     const bool whole = sharding_.keeps_optimizer_whole();
     for (const UnitBufferIds& ids : layout.buffers) {
@@ -159,7 +179,7 @@ ParameterStore::ParameterStore(Device& device, const Arenas& arenas, const Store
         unit.parameters = arenas[ids.parameters];
         unit.gradients = arenas[ids.gradients];
         unit.gradient_sums = arenas[ids.gradient_sums];
-        if (!is_on_disk) {
+        if (!is_state_on_disk()) {
             unit.m = arenas[ids.m];
             unit.v = arenas[ids.v];
             unit.in_8_bits = {arenas[ids.m_amax], arenas[ids.v_amax], arenas[ids.small_m],
@@ -172,6 +192,8 @@ ParameterStore::ParameterStore(Device& device, const Arenas& arenas, const Store
         unit.updated_gradients = whole ? unit.gradients : unit.gradient_shard;
         if (ids.master) unit.master = arenas[*ids.master];
         if (!has_master()) unit.master = unit.updated_parameters;
+        if (ids.host_parameters) unit.host_parameters = arenas[*ids.host_parameters];
+        if (ids.host_gradients) unit.host_gradients = arenas[*ids.host_gradients];
         const ElementRange own = updated(number);
         std::vector<AdamWSegment>& segments = segments_.back();
         const std::vector<std::int64_t> places = places_of_small(this->layout(number));
@@ -223,7 +245,29 @@ int ParameterStore::begin_write(int unit, int piece, int buffer) const {
                               PieceBytes(of.elements(), has_master(), dtypes_.moments).all);
 }
 
+UnitBuffers ParameterStore::operands(int unit) const {
+    UnitBuffers of = buffers(unit);
+    if (!sharding_.offload.updates_on_host()) return of;
+    const bool is_share = of.host_parameters.elements() == updated(unit).size();
+    of.updated_parameters = is_share ? of.host_parameters : own_shard(of.host_parameters);
+    of.updated_gradients = of.host_gradients;
+    if (!has_master()) of.master = of.updated_parameters;
+    return of;
+}
+
+Device& ParameterStore::device_of(Tensor UnitBuffers::*flat) const {
+    return is_state(flat) || flat == &UnitBuffers::updated_gradients ? updating_device() : device_;
+}
+
+Tensor ParameterStore::held(int unit, Tensor UnitBuffers::*flat) const {
+    return flat == &UnitBuffers::updated_gradients ? operands(unit).*flat : buffers(unit).*flat;
+}
+
 Tensor ParameterStore::on_disk(int unit) const {
+    if (sharding_.offload.is_beside_host) return buffers(unit).host_parameters;
+    return on_device(unit);
+}
+Tensor ParameterStore::on_device(int unit) const {
     return sharding_.keeps_parameters_whole() ? buffers(unit).parameters : buffers(unit).parameter_shard;
 }
 
@@ -239,16 +283,24 @@ int ParameterStore::begin_write_parameters(int unit) const {
                               whole_blocks(from.bytes()));
 }
 
-void ParameterStore::read_parameters(int unit) const {
+void ParameterStore::fetch_parameters(int unit) const {
+    if (!are_offloaded(unit)) return;
     if (parameter_places_[static_cast<std::size_t>(unit)]) file_->wait(begin_read_parameters(unit));
+    if (sharding_.offload.is_beside_host) device_.upload(on_device(unit), buffers(unit).host_parameters.data);
+    device_.synchronize();
 }
 
-void ParameterStore::write_parameters(int unit) const {
+// Copies what is in the device's buffer to all other places that keep it.
+void ParameterStore::store_parameters(int unit) const {
+    const Tensor& on_host = buffers(unit).host_parameters;
+    if (on_host.data != nullptr)
+        device_.download(on_host.data,
+                         are_offloaded(unit) ? on_device(unit) : buffers(unit).updated_parameters);
     if (parameter_places_[static_cast<std::size_t>(unit)]) file_->wait(begin_write_parameters(unit));
 }
 
 UnitBuffers ParameterStore::in_buffer(int unit, int piece, int buffer) const {
-    const UnitBuffers& whole = buffers(unit);
+    const UnitBuffers whole = operands(unit);
     const StatePiece& of = pieces(unit)[static_cast<std::size_t>(piece)];
     const PieceBytes bytes(of.elements(), has_master(), dtypes_.moments);
     std::byte* const memory = piece_buffers_[static_cast<std::size_t>(buffer)].data;
@@ -292,16 +344,15 @@ void ParameterStore::set_weights(int unit, std::span<const float> values) {
           "as many weights as this rank updates");
     if (is_state_on_disk() && has_master()) {
         for_each_piece(unit, true, [&](const StatePiece& piece, const UnitBuffers& of) {
-            upload_rounded(device_, of.master,
+            upload_rounded(updating_device(), of.master,
                            values.subspan(static_cast<std::size_t>(piece.begin),
                                           static_cast<std::size_t>(piece.elements())));
-            device_.ops().cast(of.updated_parameters, of.master);
         });
-    } else {
-        upload_rounded(device_, own.master, values);
-        if (has_master()) device_.ops().cast(own.updated_parameters, own.master);
+    } else if (has_master()) {
+        upload_rounded(updating_device(), own.master, values);
     }
-    write_parameters(unit);
+    upload_rounded(device_, own.updated_parameters, values);
+    store_parameters(unit);
 }
 
 void ParameterStore::read(int unit, Tensor UnitBuffers::*flat, std::span<float> values) const {
@@ -309,14 +360,14 @@ void ParameterStore::read(int unit, Tensor UnitBuffers::*flat, std::span<float> 
     const UnitBuffers& own = buffers(unit);
     if (is_on_disk(flat)) {
         return for_each_piece(unit, false, [&](const StatePiece& piece, const UnitBuffers& of) {
-            download_widened(device_,
+            download_widened(updating_device(),
                              values.subspan(static_cast<std::size_t>(piece.begin),
                                             static_cast<std::size_t>(piece.elements())),
                              of.*flat);
         });
     }
-    if (is_of_parameters(flat)) read_parameters(unit);
-    if (!is_in_8_bits(flat)) return download_widened(device_, values, own.*flat);
+    if (is_of_parameters(flat)) fetch_parameters(unit);
+    if (!is_in_8_bits(flat)) return download_widened(device_of(flat), values, held(unit, flat));
     const bool is_first = flat == &UnitBuffers::m;
     const EightBitMoments& of = own.in_8_bits;
     const Tensor &amax = is_first ? of.m_amax : of.v_amax, &small = is_first ? of.m : of.v;
@@ -338,8 +389,9 @@ void ParameterStore::read(int unit, Tensor UnitBuffers::*flat, std::span<float> 
 }
 
 void ParameterStore::for_each_held(int unit, Tensor UnitBuffers::*flat, const ElementRange& part,
-                                   const std::function<void(const Tensor&)>& f) const {
+                                   const std::function<void(Device&, const Tensor&)>& call) const {
     require_finished();
+    const auto f = [&](const Tensor& tensor) { call(device_of(flat), tensor); };
     if (is_on_disk(flat)) {
         for (int piece = 0; piece < std::ssize(pieces(unit)); ++piece) {
             const StatePiece& of = pieces(unit)[static_cast<std::size_t>(piece)];
@@ -350,9 +402,9 @@ void ParameterStore::for_each_held(int unit, Tensor UnitBuffers::*flat, const El
         }
         return;
     }
-    if (is_of_parameters(flat)) read_parameters(unit);
+    if (is_of_parameters(flat)) fetch_parameters(unit);
     const UnitBuffers& own = buffers(unit);
-    const Tensor elements = (own.*flat).flat(part.begin, part.size());
+    const Tensor elements = held(unit, flat).flat(part.begin, part.size());
     if (!is_in_8_bits(flat)) return f(elements);
     const bool is_first = flat == &UnitBuffers::m;
     const EightBitMoments& of = own.in_8_bits;
@@ -372,12 +424,12 @@ void ParameterStore::set_moments(int unit, Tensor UnitBuffers::*flat, std::span<
     const UnitBuffers& own = buffers(unit);
     if (is_on_disk(flat)) {
         return for_each_piece(unit, true, [&](const StatePiece& piece, const UnitBuffers& of) {
-            upload_rounded(device_, of.*flat,
+            upload_rounded(updating_device(), of.*flat,
                            values.subspan(static_cast<std::size_t>(piece.begin),
                                           static_cast<std::size_t>(piece.elements())));
         });
     }
-    if (!is_in_8_bits(flat)) return upload_rounded(device_, own.*flat, values);
+    if (!is_in_8_bits(flat)) return upload_rounded(updating_device(), own.*flat, values);
     const bool is_first = flat == &UnitBuffers::m;
     const EightBitMoments& of = own.in_8_bits;
     const Tensor &amax = is_first ? of.m_amax : of.v_amax, &small = is_first ? of.m : of.v;
@@ -409,7 +461,7 @@ void ParameterStore::round_stochastically(std::uint64_t seed, std::int64_t step)
         const std::int64_t elements = master.elements();
         weights.resize(static_cast<std::size_t>(elements));
         rounded.resize(weights.size());
-        device_.download(weights.data(), master);
+        updating_device().download(weights.data(), master);
         llmc::round_stochastically(rounded.data(), weights.data(), 0, elements,
                                    {.seed = seed, .first_element = first}, step);
         device_.upload(parameters, rounded.data());
@@ -418,12 +470,13 @@ void ParameterStore::round_stochastically(std::uint64_t seed, std::int64_t step)
         if (!has(unit)) continue;
         if (is_on_disk(&UnitBuffers::master)) {
             for_each_piece(unit, false, [&](const StatePiece& piece, const UnitBuffers& of) {
-                round(of.updated_parameters, of.master, first_element(unit) + piece.begin);
+                round(buffers(unit).updated_parameters.flat(piece.begin, piece.elements()), of.master,
+                      first_element(unit) + piece.begin);
             });
         } else {
             round(buffers(unit).updated_parameters, buffers(unit).master, first_element(unit));
         }
-        write_parameters(unit);
+        store_parameters(unit);
     }
 }
 

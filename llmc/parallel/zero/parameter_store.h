@@ -36,6 +36,9 @@ struct UnitBufferIds {
     BufferId m, v;  // AdamW's moments
     // With moments in 8 bits: EightBitMoments. The moments of small tensors are those of the whole unit on each rank.
     BufferId m_amax, v_amax, small_m, small_v;
+    // In the host's memory beside a device: what is offloaded there or passes through, or what the host updates.
+    std::optional<BufferId> host_parameters;  // X
+    std::optional<BufferId> host_gradients;   // those that this rank updates with
 };
 
 struct UnitBuffers {
@@ -44,20 +47,15 @@ struct UnitBuffers {
     // The elements that this rank updates: all if it keeps the optimizer state whole, else its shard.
     Tensor updated_parameters, updated_gradients, master, m, v;
     EightBitMoments in_8_bits;
-};
-
-// Where the optimizer state is that a rank keeps.
-enum class StateTier {
-    device,
-    disk  // in pieces (state_pieces.h), in a file of each process
+    // In the host's memory beside a device: those offloaded or updated there; and what the host updates with.
+    Tensor host_parameters, host_gradients;
 };
 
 struct StoreDtypes {
     DType compute = DType::fp32;
-    DType gradients = DType::fp32;  // or the compute dtype
-    DType moments = DType::fp32;    // or bf16, or uint8: in 8 bits
-    bool has_master = true;         // if the compute dtype is not fp32
-    StateTier tier = StateTier::device;
+    DType gradients = DType::fp32;                     // or the compute dtype
+    DType moments = DType::fp32;                       // or bf16, or uint8: in 8 bits
+    bool has_master = true;                            // if the compute dtype is not fp32
     std::int64_t least_piece = std::int64_t{1} << 20;  // elements of a piece on disk, at least
 
     bool keeps_master() const { return compute != DType::fp32 && has_master; }
@@ -69,7 +67,7 @@ struct StoreLayout {
     StagePart part{};
     std::vector<UnitLayout> units;       // all units of the model
     std::vector<UnitBufferIds> buffers;  // one per unit, empty for units of other stages
-    // On disk: the pieces of each unit, the bytes of the file, and the buffers of a piece.
+    // State on disk: the pieces of each unit, the bytes of the file, and the buffers of a piece.
     std::vector<std::vector<StatePiece>> pieces{};
     std::uint64_t file_bytes = 0;
     std::vector<BufferId> piece_buffers{};
@@ -103,7 +101,7 @@ class ParameterStore {
     DType dtype_of_moments() const { return dtypes_.moments; }
     // Whether master weights are kept beside the parameters.
     bool has_master() const { return dtypes_.keeps_master(); }
-    bool is_state_on_disk() const { return dtypes_.tier == StateTier::disk; }
+    bool is_state_on_disk() const { return sharding_.offload.state == Tier::disk; }
     const Sharding& sharding() const { return sharding_; }
     const StagePart& part() const { return part_; }
     int shard() const { return shard_; }
@@ -112,6 +110,8 @@ class ParameterStore {
     std::span<const UnitLayout> layouts() const { return layouts_; }
     const UnitLayout& layout(int unit) const { return layouts_[static_cast<std::size_t>(unit)]; }
     const UnitBuffers& buffers(int unit) const { return buffers_[static_cast<std::size_t>(unit)]; }
+    // What an update reads and writes: where the host updates, all of it lies in the host's memory.
+    UnitBuffers operands(int unit) const;
     // The segments of the elements that this rank updates.
     std::span<const AdamWSegment> segments(int unit) const {
         return segments_[static_cast<std::size_t>(unit)];
@@ -126,8 +126,8 @@ class ParameterStore {
     // The same of a unit's parameters: whole, or at stage 3 this rank's shard.
     int begin_read_parameters(int unit) const;
     int begin_write_parameters(int unit) const;
-    // Reads them into their buffer, unless they are always in memory.
-    void read_parameters(int unit) const;
+    // Brings them into their buffer on the device, unless they are always there.
+    void fetch_parameters(int unit) const;
     ScratchFile& file() const { return *file_; }
     bool has_file() const { return file_ != nullptr; }
     ScratchFile::Traffic traffic() const { return file_ ? file_->traffic() : ScratchFile::Traffic{}; }
@@ -159,10 +159,11 @@ class ParameterStore {
     void set_weights(int unit, std::span<const float> values);
     // What this rank updates of a unit, in fp32: &UnitBuffers::master, m, v or updated_gradients.
     void read(int unit, Tensor UnitBuffers::*flat, std::span<float> values) const;
-    // Calls f for the tensors on the device that hold a part of one of these buffers, of elements that are those of one
-    // tensor: several for moments in 8 bits, and for state on disk, which passes through a buffer.
+    // Calls f for the tensors that hold a part of one of these buffers, of elements that are those of one tensor, and
+    // the device in whose memory they are. They are several for moments in 8 bits, and for state on disk, which passes
+    // through a buffer.
     void for_each_held(int unit, Tensor UnitBuffers::*flat, const ElementRange& part,
-                       const std::function<void(const Tensor&)>& f) const;
+                       const std::function<void(Device&, const Tensor&)>& f) const;
     // Sets its first or second moments.
     void set_moments(int unit, Tensor UnitBuffers::*flat, std::span<const float> values) const;
     // Rounds this rank's master weights into its parameters as AdamW's stochastic rounding did after `step`.
@@ -171,17 +172,26 @@ class ParameterStore {
     void initialize(std::uint64_t seed);
 
   private:
-    bool is_on_disk(Tensor UnitBuffers::*flat) const {
-        return is_state_on_disk() && (flat == &UnitBuffers::m || flat == &UnitBuffers::v ||
-                                      (flat == &UnitBuffers::master && has_master()));
-    }
+    bool is_on_disk(Tensor UnitBuffers::*flat) const { return is_state_on_disk() && is_state(flat); }
     bool is_in_8_bits(Tensor UnitBuffers::*flat) const {
         return dtypes_.moments == DType::uint8 && (flat == &UnitBuffers::m || flat == &UnitBuffers::v);
     }
 
     void require_finished() const;
+    bool is_state(Tensor UnitBuffers::*flat) const {
+        return flat == &UnitBuffers::m || flat == &UnitBuffers::v ||
+               (flat == &UnitBuffers::master && has_master());
+    }
+    // The device whose memory has the optimizer state, or what passes through it, and what an update reads and writes.
+    Device& updating_device() const { return sharding_.offload.updates_on_host() ? device_.host() : device_; }
+    // That which has one of the flat buffers, and the buffer there.
+    Device& device_of(Tensor UnitBuffers::*flat) const;
+    Tensor held(int unit, Tensor UnitBuffers::*flat) const;
+    // A unit's parameters that are offloaded: what transfers to the disk use, and their buffer on the device.
     Tensor on_disk(int unit) const;
-    void write_parameters(int unit) const;
+    Tensor on_device(int unit) const;
+    bool are_offloaded(int unit) const { return are_parameters_offloaded(sharding_, unit, part_); }
+    void store_parameters(int unit) const;
     bool is_of_parameters(Tensor UnitBuffers::*flat) const {
         return flat == &UnitBuffers::parameters || flat == &UnitBuffers::parameter_shard ||
                flat == &UnitBuffers::updated_parameters || (flat == &UnitBuffers::master && !has_master());

@@ -39,23 +39,46 @@ std::string Sharding::description() const {
     return text;
 }
 
-bool are_parameters_on_disk(const Sharding& sharding, int unit, const StagePart& part) {
-    return sharding.offloads_parameters && part.alike.contains(part.outline->unit(unit).class_of_layers);
+namespace {
+
+bool is_layer(int unit, const StagePart& part) {
+    return part.alike.contains(part.outline->unit(unit).class_of_layers);
+}
+
+}  // namespace
+
+bool are_parameters_offloaded(const Sharding& sharding, int unit, const StagePart& part) {
+    return sharding.offload.has_parameters() && is_layer(unit, part);
+}
+
+bool are_gradients_offloaded(const Sharding& sharding, int rounds, int unit, const StagePart& part) {
+    return sharding.offload.updates_on_host() && is_layer(unit, part) &&
+           (sharding.ranks() == 1 || sharding.rotates_gradients(rounds));
 }
 
 int place_of_parameters(const Sharding& sharding, int unit, const StagePart& part) {
     if (sharding.keeps_parameters_whole())
-        return sharding.offloads_parameters ? turn(unit, part, sharding.prefetch_units + 1) : unit;
+        return sharding.offload.has_parameters() ? turn(unit, part, sharding.fetched_ahead() + 1) : unit;
     return sharding.reshards_after_forward ? turn(unit, part, sharding.gathered_ahead() + 1) : unit;
 }
 
 int place_of_parameter_shard(const Sharding& sharding, int unit, const StagePart& part) {
-    return sharding.offloads_parameters ? turn(unit, part, sharding.prefetch_units + 1) : unit;
+    return sharding.offload.has_parameters() ? turn(unit, part, sharding.fetched_ahead() + 1) : unit;
+}
+
+int place_of_host_parameters(const Sharding& sharding, int unit, const StagePart& part) {
+    return sharding.offload.parameters == Tier::disk ? turn(unit, part, sharding.read_ahead() + 1) : unit;
 }
 
 int place_of_gradients(const Sharding& sharding, int rounds, int unit, const StagePart& part) {
     // The gradients in one buffer are reduced while the other is written.
-    return sharding.rotates_gradients(rounds) ? turn(unit, part, 2) : unit;
+    const bool takes_turns =
+        sharding.rotates_gradients(rounds) || are_gradients_offloaded(sharding, rounds, unit, part);
+    return takes_turns ? turn(unit, part, 2) : unit;
+}
+
+int place_of_gradient_shard(const Sharding& sharding, int rounds, int unit, const StagePart& part) {
+    return are_gradients_offloaded(sharding, rounds, unit, part) ? turn(unit, part, 2) : unit;
 }
 
 int place_of_gradient_sums(int unit, const StagePart& part) { return turn(unit, part, 1); }

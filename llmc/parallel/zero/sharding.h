@@ -11,12 +11,27 @@
 // its ranks.
 #pragma once
 
+#include <algorithm>
 #include <optional>
 #include <string>
 
+#include "llmc/core/memory_layout.h"
 #include "llmc/parallel/pipeline/stage.h"
 
 namespace llmc {
+
+// What lies elsewhere than in the device's memory between its uses.
+struct Offload {
+    Tier state = Tier::device;       // master weights and moments
+    Tier parameters = Tier::device;  // of layers: whole, or at stage 3 this rank's shard
+    // Whether the device has memory of its own. What is offloaded then passes through the host's, and the host updates:
+    // it gets the gradients, and has the parameters that it updates, besides offloaded optimizer state.
+    bool is_beside_host = false;
+
+    bool has_state() const { return state != Tier::device; }
+    bool has_parameters() const { return parameters != Tier::device; }
+    bool updates_on_host() const { return is_beside_host && has_state(); }
+};
 
 struct Sharding {
     int stage = 0;
@@ -25,13 +40,12 @@ struct Sharding {
     // Gradients are reduced after each micro-batch, and the shards are added up. Otherwise they are reduced
     // once a step.
     bool reduces_each_micro_batch = false;
-    int prefetch_units =
-        1;  // parameters are gathered, or read from a disk, this many parts of the model ahead
+    // Parameters are gathered, or brought from where they are offloaded, this many parts of the model ahead.
+    int prefetch_units = 1;
     bool reshards_after_forward =
         true;  // stage 3: a block's parameters are gathered again for its backward pass
 
-    // The parameters of layers lie on a disk between their uses: whole, or at stage 3 this rank's shard.
-    bool offloads_parameters = false;
+    Offload offload{};
 
     int ranks() const { return shards * replicas; }
     int shard_of(int rank) const { return rank % shards; }
@@ -45,10 +59,29 @@ struct Sharding {
     double share_of_gradients() const { return share(keeps_gradients_whole()); }
     double share_of_parameters() const { return share(keeps_parameters_whole()); }
 
-    // How many parts of the model ahead parameters are gathered at stage 3. What is on a disk is read before that.
+    // How many parts of the model ahead parameters are read from a disk, copied to a device that has memory of its own,
+    // and gathered at stage 3. Each of these that there is comes a part later than the one before.
+    int read_ahead() const { return prefetch_units; }
+    int uploaded_ahead() const { return later(offload.parameters == Tier::disk ? 1 : 0); }
     int gathered_ahead() const {
-        return offloads_parameters ? (prefetch_units > 0 ? prefetch_units - 1 : 0) : prefetch_units;
+        return later((offload.parameters == Tier::disk ? 1 : 0) +
+                     (offload.has_parameters() && offload.is_beside_host ? 1 : 0));
     }
+    // From where they are offloaded, into the device's memory.
+    int fetched_ahead() const { return offload.is_beside_host ? uploaded_ahead() : read_ahead(); }
+    // The default of prefetch_units.
+    int default_prefetch_units() const {
+        return offload.has_parameters()
+                   ? std::max(2, 1 + (offload.parameters == Tier::disk && offload.is_beside_host ? 1 : 0) +
+                                     (keeps_parameters_whole() ? 0 : 1))
+                   : 1;
+    }
+
+    // Whether a rank updates all that it keeps of the parameters, and the host what it keeps there.
+    bool updates_what_it_keeps() const {
+        return shards == 1 || keeps_optimizer_whole() || !keeps_parameters_whole();
+    }
+    bool updates_what_is_uploaded() const { return offload.updates_on_host() && updates_what_it_keeps(); }
 
     // The default of reduces_each_micro_batch: true if gradients are sharded, so that no rank keeps whole
     // gradients until the end of the step.
@@ -77,17 +110,22 @@ struct Sharding {
 
   private:
     double share(bool whole) const { return whole ? 1.0 : 1.0 / shards; }
+    int later(int parts) const { return std::max(prefetch_units - parts, 0); }
 };
 
-// Whether a unit's parameters are on a disk between their uses. Units that share no buffers stay in memory.
-bool are_parameters_on_disk(const Sharding& sharding, int unit, const StagePart& part);
+// Whether a unit's parameters are offloaded. Those of units that share no buffers stay on the device.
+bool are_parameters_offloaded(const Sharding& sharding, int unit, const StagePart& part);
+// Whether the sums of a unit's gradients, made in several rounds, are in the host's memory between the rounds.
+bool are_gradients_offloaded(const Sharding& sharding, int rounds, int unit, const StagePart& part);
 
-// The unit whose buffer holds a unit's whole parameters, a rank's shard of them, its whole gradients, or its
-// gradient sums of one micro-batch (with --gradient-dtype bf16). It is the unit itself; or, if layers of a class
-// take buffers in turn, the first unit of the pipeline stage that has the buffer.
+// The unit whose buffer holds a unit's whole parameters, a rank's shard of them, what the host has of them, its whole
+// gradients, a rank's shard of them, or its gradient sums of one micro-batch (with --gradient-dtype bf16). It is the
+// unit itself; or, if layers of a class take buffers in turn, the first unit of the pipeline stage that has the buffer.
 int place_of_parameters(const Sharding& sharding, int unit, const StagePart& part);
 int place_of_parameter_shard(const Sharding& sharding, int unit, const StagePart& part);
+int place_of_host_parameters(const Sharding& sharding, int unit, const StagePart& part);
 int place_of_gradients(const Sharding& sharding, int rounds, int unit, const StagePart& part);
+int place_of_gradient_shard(const Sharding& sharding, int rounds, int unit, const StagePart& part);
 int place_of_gradient_sums(int unit, const StagePart& part);
 
 }  // namespace llmc

@@ -28,14 +28,20 @@ void UnitActions::communicate_data(Action action) {
 
 // ---- the buffers of a unit
 
-BufferUse UnitActions::own_parameters(int unit) const {
-    if (sharding_.keeps_parameters_whole()) return whole_parameters(unit);
-    return {parameter_shard, place_of_parameter_shard(sharding_, unit, part_), unit};
-}
+BufferUse UnitActions::own_parameters(int unit) const { return parameters_in(Tier::device, unit); }
 
 BufferUse UnitActions::reduced(int unit) const {
     if (!sharding_.keeps_gradient_shards(rounds(unit))) return whole_gradients(unit);
-    return {gradient_shard, unit, unit};
+    return {gradient_shard, place_of_gradient_shard(sharding_, rounds(unit), unit, part_), unit};
+}
+
+BufferUse UnitActions::parameters_in(Tier tier, const Sharding& sharding, int unit, const StagePart& part) {
+    const bool is_whole = sharding.keeps_parameters_whole();
+    const int place = tier == Tier::disk   ? unit
+                      : tier == Tier::host ? place_of_host_parameters(sharding, unit, part)
+                      : is_whole           ? place_of_parameters(sharding, unit, part)
+                                           : place_of_parameter_shard(sharding, unit, part);
+    return {is_whole ? parameters : parameter_shard, place, unit, tier};
 }
 
 BufferUse UnitActions::sums(int unit) const {
@@ -46,12 +52,13 @@ BufferUse UnitActions::sums(int unit) const {
 // ---- around the parts of the model
 
 void UnitActions::release(int unit) {
-    if (sharding_.keeps_parameters_whole() && !are_on_disk(unit)) return;
+    if (sharding_.keeps_parameters_whole() && !are_offloaded(unit)) return;
     add({.kind = ActionKind::release, .unit = unit, .reads = {}, .writes = {whole_parameters(unit)}});
 }
 
 void UnitActions::begin(int unit, Round round) {
-    if (!starts_afresh(unit, round) && !spec_.rounds_gradients) return;
+    if (!starts_afresh(unit, round) && !spec_.rounds_gradients)
+        return bring_gradients(unit, whole_gradients(unit));
     if (!spec_.rounds_gradients) make_room(unit);
     add({.kind = ActionKind::zero, .unit = unit, .reads = {}, .writes = {sums(unit)}});
 }
@@ -64,6 +71,7 @@ void UnitActions::end(int unit, Round round) {
              .reads = {sums(unit)},
              .writes = {whole_gradients(unit)}});
     } else if (spec_.rounds_gradients) {
+        bring_gradients(unit, whole_gradients(unit));
         add({.kind = ActionKind::accumulate,
              .unit = unit,
              .reads = {sums(unit), whole_gradients(unit)},
@@ -73,7 +81,35 @@ void UnitActions::end(int unit, Round round) {
     if (round.is_last || accumulates_shards(unit)) {
         sum_replicated(unit);
         reduce(unit, round);
+    } else {
+        give_gradients(unit, false);
     }
+}
+
+// Goes on with the sum of earlier rounds that the host has.
+void UnitActions::bring_gradients(int unit, const BufferUse& to) {
+    if (!leave_device(unit)) return;
+    add({.kind = ActionKind::upload_gradients,
+         .stream = StreamKind::to_device,
+         .unit = unit,
+         .reads = {gradients_on_host(unit)},
+         .writes = {to}});
+}
+
+// Gives the host the sum of the rounds so far, if another unit needs the buffer, or what it updates with.
+void UnitActions::give_gradients(int unit, bool are_complete) {
+    if (!leave_device(unit) && !(are_complete && offload().updates_on_host())) return;
+    if (leave_device(unit) && are_complete) square(unit);
+    add({.kind = ActionKind::download_gradients,
+         .stream = StreamKind::from_device,
+         .unit = unit,
+         .reads = {kept_gradients(unit)},
+         .writes = {gradients_on_host(unit)}});
+}
+
+void UnitActions::square(int unit) {
+    if (part_.counts_unit(unit))
+        add({.kind = ActionKind::square, .unit = unit, .reads = {reduced(unit)}, .writes = {{squares}}});
 }
 
 // Called before a unit's whole gradients are overwritten. Blocks may share that buffer, and it may hold a
@@ -105,8 +141,13 @@ void UnitActions::reduce(int unit, Round round) {
         communicate(
             {.kind = ActionKind::all_reduce, .unit = unit, .reads = {received}, .writes = {received}});
     }
-    if (adds) received_ = unit;
-    if (round.is_last && !part_.is_tied(unit)) gather_gradients(unit);
+    if (adds) {
+        received_ = unit;
+        received_last_ = round.is_last;
+    }
+    if (part_.is_tied(unit)) return;
+    if (round.is_last) gather_gradients(unit);
+    if (received_ != unit) give_gradients(unit, round.is_last);
 }
 
 // Gathers the whole gradients if the update reads them.
@@ -122,10 +163,13 @@ void UnitActions::gather_gradients(int unit) {
 void UnitActions::accumulate_received() {
     if (received_ < 0) return;
     const int unit = std::exchange(received_, -1);
+    bring_gradients(unit, reduced(unit));
     add({.kind = ActionKind::accumulate_shard,
          .unit = unit,
          .reads = {whole_gradients(unit), reduced(unit)},
          .writes = {reduced(unit)}});
+    // Gathered gradients are given later.
+    if (!part_.is_tied(unit) && !sharding_.keeps_optimizer_whole()) give_gradients(unit, received_last_);
 }
 
 // ---- after all passes
@@ -141,7 +185,7 @@ void UnitActions::norm() {
     finish_tied();
     Action square{.kind = ActionKind::square, .reads = {}, .writes = {{squares}}};
     for_each_unit([&](int unit) {
-        if (part_.counts_unit(unit)) square.reads.push_back(reduced(unit));
+        if (part_.counts_unit(unit) && !leave_device(unit)) square.reads.push_back(reduced(unit));
     });
     add(std::move(square));
     if (has_others())
@@ -152,33 +196,54 @@ void UnitActions::norm() {
 void UnitActions::update(std::span<const int> units, bool releases) {
     if (!spec_.state_pieces.empty()) return update_from_disk(units, releases);
     for (const int unit : units) {
-        add({.kind = ActionKind::update,
-             .unit = unit,
-             .reads = read_by_update(unit, {optimizer, unit, unit}),
-             .writes = {{optimizer, unit, unit}, own_parameters(unit)}});
-        finish_updated(unit, releases);
+        add(update_of(unit, {optimizer, unit, unit, offload().state}));
+        finish_updated(unit, releases, offload().updates_on_host());
     }
 }
 
-// Parameters on a disk are read as others are needed: without master weights, or if no update waits.
-std::vector<BufferUse> UnitActions::read_by_update(int unit, const BufferUse& state) const {
-    std::vector<BufferUse> reads = {updated_gradients(unit), {BufferRole::norm}, state};
-    if (are_on_disk(unit)) reads.push_back(own_parameters(unit));
-    return reads;
+// Offloaded parameters are brought as others are needed: without master weights, or if no update waits.
+Action UnitActions::update_of(int unit, const BufferUse& state) const {
+    const bool is_on_host = offload().updates_on_host();
+    const BufferUse updated = is_on_host ? parameters_in(Tier::host, unit) : own_parameters(unit);
+    Action action{
+        .kind = ActionKind::update,
+        .stream = is_on_host ? StreamKind::host : StreamKind::compute,
+        .unit = unit,
+        .reads = {is_on_host ? gradients_on_host(unit) : kept_gradients(unit), {BufferRole::norm}, state},
+        .writes = {state, updated}};
+    if (are_offloaded(unit)) action.reads.push_back(updated);
+    return action;
 }
 
-void UnitActions::finish_updated(int unit, bool releases) {
-    gather_updated(unit);
-    if (!are_on_disk(unit)) return;
-    add({.kind = ActionKind::write_parameters,
-         .stream = StreamKind::disk_out,
+void UnitActions::move_parameters(ActionKind kind, int unit, Tier from, Tier to) {
+    const StreamKind stream = kind == ActionKind::write_parameters    ? StreamKind::disk_out
+                              : kind == ActionKind::upload_parameters ? StreamKind::to_device
+                                                                      : StreamKind::from_device;
+    add({.kind = kind,
+         .stream = stream,
          .unit = unit,
-         .reads = {own_parameters(unit)},
-         .writes = {{stored_parameters, unit, unit}}});
-    if (releases && sharding_.keeps_parameters_whole()) release(unit);
+         .reads = {parameters_in(from, unit)},
+         .writes = {parameters_in(to, unit)}});
 }
 
-BufferUse UnitActions::updated_gradients(int unit) const {
+// Brings the parameters that this rank has updated, on the host or on the device, to all places that keep them.
+void UnitActions::finish_updated(int unit, bool releases, bool is_on_host) {
+    const bool is_uploaded_when_needed = are_offloaded(unit) && sharding_.updates_what_it_keeps();
+    const bool stays_on_host = is_on_host && is_uploaded_when_needed;
+    if (is_on_host && !stays_on_host)
+        move_parameters(ActionKind::upload_parameters, unit, Tier::host, Tier::device);
+    gather_updated(unit);
+    if (!are_offloaded(unit)) return;
+    if (offload().is_beside_host && !stays_on_host)
+        move_parameters(ActionKind::download_parameters, unit, Tier::device, Tier::host);
+    if (offload().parameters == Tier::disk)
+        move_parameters(ActionKind::write_parameters, unit,
+                        offload().is_beside_host ? Tier::host : Tier::device, Tier::disk);
+    if (releases && sharding_.keeps_parameters_whole() && !stays_on_host) release(unit);
+}
+
+// What this rank updates with, on the device.
+BufferUse UnitActions::kept_gradients(int unit) const {
     return sharding_.keeps_optimizer_whole() ? whole_gradients(unit) : reduced(unit);
 }
 
@@ -193,9 +258,12 @@ void UnitActions::update_from_disk(std::span<const int> units, bool releases) {
         const int count = spec_.state_pieces[static_cast<std::size_t>(unit)];
         for (int number = 0; number < count; ++number) pieces.push_back({unit, number, count});
     }
-    const auto buffer = [](int at) { return BufferUse{state_piece, at % state_buffers}; };
+    const auto buffer = [&](int at) {
+        return BufferUse{state_piece, at % state_buffers, -1,
+                         offload().is_beside_host ? Tier::host : Tier::device};
+    };
     const auto on_disk = [&](int at) {
-        return BufferUse{optimizer, at, pieces[static_cast<std::size_t>(at)].unit};
+        return BufferUse{optimizer, at, pieces[static_cast<std::size_t>(at)].unit, Tier::disk};
     };
     const auto read = [&](int at) {
         if (at >= std::ssize(pieces)) return;
@@ -210,11 +278,9 @@ void UnitActions::update_from_disk(std::span<const int> units, bool releases) {
     for (int at = 0; at < state_buffers - 1; ++at) read(at);
     for (int at = 0; at < std::ssize(pieces); ++at) {
         const auto& [unit, number, count] = pieces[static_cast<std::size_t>(at)];
-        add({.kind = ActionKind::update,
-             .unit = unit,
-             .piece = number,
-             .reads = read_by_update(unit, buffer(at)),
-             .writes = {buffer(at), own_parameters(unit)}});
+        Action update = update_of(unit, buffer(at));
+        update.piece = number;
+        add(std::move(update));
         read(at + state_buffers - 1);
         add({.kind = ActionKind::write_state,
              .stream = StreamKind::disk_out,
@@ -222,7 +288,7 @@ void UnitActions::update_from_disk(std::span<const int> units, bool releases) {
              .piece = number,
              .reads = {buffer(at)},
              .writes = {on_disk(at)}});
-        if (number + 1 == count) finish_updated(unit, releases);
+        if (number + 1 == count) finish_updated(unit, releases, offload().updates_on_host());
     }
 }
 
@@ -236,12 +302,13 @@ void UnitActions::finish_tied() {
                      .reads = {reduced(unit)},
                      .writes = {reduced(unit)}});
         gather_gradients(unit);
+        give_gradients(unit, true);
     });
 }
 
 void UnitActions::gather_all_updated() {
     if (sharding_.keeps_optimizer_whole() || !sharding_.keeps_parameters_whole()) return;
-    for_each_unit([&](int unit) { finish_updated(unit, true); });
+    for_each_unit([&](int unit) { finish_updated(unit, true, false); });
 }
 
 // Gathers a unit's parameters, on ranks that keep them whole and have updated a shard.

@@ -45,6 +45,8 @@ class UnitActions {
     void update(std::span<const int> units, bool releases);
     // Gathers every unit's parameters on ranks that keep them whole and have set a shard.
     void gather_all_updated();
+    // What a unit's parameters are copied from or to beside the device: those of a rank's shard at stage 3.
+    static BufferUse parameters_in(Tier tier, const Sharding& sharding, int unit, const StagePart& part);
 
   private:
     template <class F>
@@ -76,18 +78,29 @@ class UnitActions {
     void reduce(int unit, Round round);
     void gather_gradients(int unit);
     void finish_tied();
-    BufferUse updated_gradients(int unit) const;
-    std::vector<BufferUse> read_by_update(int unit, const BufferUse& state) const;
+    BufferUse kept_gradients(int unit) const;
+    BufferUse gradients_on_host(int unit) const { return {BufferRole::gradients, unit, unit, Tier::host}; }
+    bool leave_device(int unit) const {
+        return are_gradients_offloaded(sharding_, rounds(unit), unit, part_);
+    }
+    void bring_gradients(int unit, const BufferUse& to);
+    void give_gradients(int unit, bool are_complete);
+    void square(int unit);
+    const Offload& offload() const { return sharding_.offload; }
+    BufferUse parameters_in(Tier tier, int unit) const { return parameters_in(tier, sharding_, unit, part_); }
+    Action update_of(int unit, const BufferUse& state) const;
     void update_from_disk(std::span<const int> units, bool releases);
-    void finish_updated(int unit, bool releases);
+    void move_parameters(ActionKind kind, int unit, Tier from, Tier to);
+    void finish_updated(int unit, bool releases, bool is_on_host);
     void gather_updated(int unit);
-    bool are_on_disk(int unit) const { return are_parameters_on_disk(sharding_, unit, part_); }
+    bool are_offloaded(int unit) const { return are_parameters_offloaded(sharding_, unit, part_); }
 
     const StepSpec& spec_;
     const Sharding& sharding_;
     const StagePart& part_;
     Step& step_;
-    int received_ = -1;  // the unit whose received shard waits to be added to the sum, if any
+    int received_ = -1;           // the unit whose received shard waits to be added to the sum, if any
+    bool received_last_ = false;  // whether it is of the unit's last round
 };
 
 // Finds the first and the last part that add to a unit's gradients, within each backward pass and within the
