@@ -182,19 +182,23 @@ std::string gpus_that_fit(const RunSpec& spec, const FindNeeds& find, std::int64
     return "";
 }
 
-// On the CPU: a disk for the optimizer's state, and then for parameters.
-std::string disk_that_fits(RunSpec run, const std::function<bool(const RunSpec&)>& would_do) {
+// The host's memory beside a GPU, or a disk, for the optimizer's state, and then for parameters.
+std::string offload_that_fits(RunSpec run, const std::function<bool(const RunSpec&)>& would_do, Tier tier) {
     Offload& offload = run.mesh.sharding.offload;
     if (offload.has_parameters() || run.moments_dtype == DType::uint8) return "";
     const bool has_state = run.trains && !offload.has_state();
-    const std::string state = has_state ? "--offload-optimizer nvme " : "", place = "--nvme-dir DIR";
+    const std::string_view name = tier == Tier::host ? "cpu" : "nvme";
+    const std::string place = tier == Tier::host ? "" : " --nvme-dir DIR";
+    std::string options;
     if (has_state) {
-        offload.state = Tier::disk;
-        if (would_do(run)) return state + place;
+        offload.state = tier;
+        options = fmt::format("--offload-optimizer {}", name);
+        if (would_do(run)) return options + place;
     }
-    offload.parameters = Tier::disk;
+    offload.parameters = tier;
     run.mesh.sharding.prefetch_units = run.mesh.sharding.default_prefetch_units();
-    return would_do(run) ? state + "--offload-parameters nvme " + place : "";
+    options += fmt::format("{}--offload-parameters {}", options.empty() ? "" : " ", name);
+    return would_do(run) ? options + place : "";
 }
 
 std::string options_that_fit(const RunSpec& spec, const FindNeeds& find, std::int64_t micro_batch,
@@ -226,8 +230,13 @@ std::string options_that_fit(const RunSpec& spec, const FindNeeds& find, std::in
         return would_do(run) ? std::string("--gradient-dtype bf16") : std::string();
     });
     if (!options.empty()) return options;
-    if (spec.machine.is_of_cpu)
-        return with_either([&](const RunSpec& run) { return disk_that_fits(run, would_do); });
+    // Of a machine whose memory is known
+    for (const Tier tier : {Tier::host, Tier::disk}) {
+        if (spec.machine.is_of_cpu ? tier == Tier::host : spec.machine.host_bytes == 0) continue;
+        options = with_either([&](const RunSpec& run) { return offload_that_fits(run, would_do, tier); });
+        if (!options.empty()) return options;
+    }
+    if (spec.machine.is_of_cpu) return "";
     return with_either([&](const RunSpec& run) { return gpus_that_fit(run, find, micro_batch, gpus); });
 }
 

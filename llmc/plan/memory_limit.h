@@ -31,7 +31,7 @@ struct Remedy {
     RunNeeds smaller;  // with the largest micro-batch that fits, or the smallest possible one if none fits
     bool is_enough = false;  // whether `smaller` fits
     // Otherwise options with which the run would fit, the cheapest first: recompute, then ZeRO, then both; gradients
-    // in bf16; on the CPU a disk, else `gpus` in all. Empty if none would do.
+    // in bf16; the host's memory beside a GPU, if it is known, or a disk; `gpus` in all. Empty if none would do.
     std::string options{};
     int gpus = 0;  // 0: as many as there are
 

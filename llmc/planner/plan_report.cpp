@@ -280,18 +280,17 @@ Json memory_json(const PlannedRun& run) {
     return json;
 }
 
-// What is offloaded on one rank: of the stage that needs most of it.
+// What is offloaded to the host or a disk by one rank, of the stage that offloads most.
 Json beside_json(std::uint64_t bytes, std::size_t usable) {
     return {{"bytes", bytes}, {"usable", usable > 0 ? Json(usable) : Json()}};
 }
 
+// On the stage that needs most of the device's memory.
 Json moved_json(const PlannedRun& run) {
-    if (!run.needs) return nullptr;
-    const BytesMoved& moved = run.fullest_stage().moved;
-    return {{"to_device", moved.to_device},
-            {"from_device", moved.from_device},
-            {"read", moved.read},
-            {"written", moved.written}};
+    Json json = offload_record(run.fullest_stage());
+    json.erase("host");
+    json.erase("disk");
+    return json;
 }
 
 // "42.1 GiB of 128 GiB in the host's memory, 90 GiB on the disk; a step moves ..." Empty if nothing is offloaded.
@@ -451,7 +450,7 @@ Json to_json(const PlannedRun& run) {
     json["host"] =
         run.needs ? beside_json(run.needs->largest_host_memory(), run.machines.usable_host()) : Json();
     json["disk"] = run.needs ? beside_json(run.needs->largest_disk(), run.machines.usable_disk()) : Json();
-    json["moved"] = moved_json(run);
+    json["moved"] = run.needs ? moved_json(run) : Json();
     json["sends"] = sends_json(run);
     json["time"] = time_json(run);
     json["cost"] = cost_json(run);

@@ -222,6 +222,7 @@ void settle(PlannedRun& run) {
     run.spec = run_spec(run.options, *run.mesh, *run.machines.sizes);
     if (run.options.plans_only()) return;  // prints lists, whatever they need
     run.spec->machine = {.bytes = run.machines.usable,
+                         .host_bytes = run.machines.usable_host(),
                          .name = run.machines.gpu ? run.machines.gpu->name : "this machine",
                          .more_processes_bring_more = run.machines.gpu.has_value(),
                          .is_of_cpu = !run.machines.gpu};

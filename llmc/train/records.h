@@ -18,6 +18,8 @@ namespace llmc {
 nlohmann::ordered_json mesh_record(const Mesh& mesh);
 nlohmann::ordered_json sent_record(const BytesSent& sent);
 nlohmann::ordered_json memory_record(const ArenaSizes& memory);
+// What a rank offloads: bytes in the host's memory and on a disk, and those that a step moves.
+nlohmann::ordered_json offload_record(const StageNeeds& needs);
 
 // Creates the directory of a new run without --out-dir. Removes it again if it is still empty.
 class ClaimedDirectory {

@@ -17,8 +17,8 @@ FAMILIES = {
 }
 
 
-def random_options(draw, most_ranks):
-    """The options of a run and its number of processes."""
+def random_options(draw, most_ranks, tiers=(), folder=None):
+    """The options of a run, which may offload to these tiers, and its number of processes."""
     model = draw.choice(list(FAMILIES))
     pipeline, tensor, data = draw.choice([mesh for mesh in [(1, 1, 1), (1, 1, 2), (1, 1, 4), (1, 2, 1), (1, 2, 2), (2, 1, 1), (2, 1, 2),
                                                             (2, 2, 1), (3, 1, 1), (4, 1, 1), (1, 4, 1)]
@@ -44,7 +44,12 @@ def random_options(draw, most_ranks):
     options += draw.choice([[], ["--reduce-every=step"], ["--reduce-every=micro-batch"]])
     options += draw.choice([["--dtype=fp32"], ["--dtype=fp16"], ["--dtype=bf16"], ["--dtype=bf16", "--gradient-dtype=bf16"],
                             ["--dtype=bf16", "--master-dtype=none"]])
-    options += draw.choice([[], ["--moments-dtype=bf16"], ["--moments-dtype=8bit"]])
+    moments = draw.choice(["fp32", "bf16", "8bit"])
+    options.append(f"--moments-dtype={moments}")
+    for what in ("optimizer", "parameters"):
+        tier = draw.choice(["none", *tiers])
+        if tier != "none" and (what, moments) != ("optimizer", "8bit") and "--reshard-after-forward=false" not in options:
+            options += [f"--offload-{what}={tier}", *([f"--nvme-dir={folder}"] if tier == "nvme" else [])]
     kind = draw.choice(["none", "selective", "block"])
     options += [f"--recompute={kind}", *(draw.choice([[], ["--recompute-every=2"]]) if kind != "none" and layers > 1 else [])]
     return options, pipeline * tensor * data
@@ -70,6 +75,11 @@ def assert_equals_run(planned, run):
     stages = record.get("pipeline", {"memory": [record["memory"]], "bytes_sent": [record["bytes_sent"]]})
     fullest = max(stages["memory"], key=lambda arenas: sum(arenas.values()))
     assert planned["memory"]["arenas"] == fullest and planned["memory"]["bytes"] == sum(fullest.values())
+    offload = record.get("pipeline", record).get("offload", [{"host": 0, "disk": 0}])
+    offload = offload if isinstance(offload, list) else [offload]
+    for tier in ("host", "disk"):
+        assert planned[tier]["bytes"] == max(stage[tier] for stage in offload)
+    assert any(planned["moved"].items() <= stage.items() for stage in offload) or not any(planned["moved"].values())
     sends = max(stages["bytes_sent"], key=lambda sent: sum(sent.values()))
     assert {name: planned["sends"][name] for name in sends} == sends and planned["sends"]["bytes"] == sum(sends.values())
     assert planned["model"]["parameters"] == record["parameters"]

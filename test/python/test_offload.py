@@ -126,7 +126,9 @@ def test_the_plan_has_less_memory(tmp_path):
     (["--offload-optimizer=nvme", "--nvme-dir=/dev/null/x"], "--nvme-dir /dev/null/x: cannot make the directory: Not a directory"),
     (["--offload-optimizer=nvme", "--nvme-dir=/proc/self"], "--nvme-dir /proc/self: cannot make a file"),
     (["--offload-optimizer=nvme", "--nvme-dir=x", "--moments-dtype=8bit"], "keeps moments in fp32 or bf16; give --moments-dtype bf16"),
-    (["plan", "--gpus=8", "--offload-optimizer=cpu"], "--offload-optimizer cpu is for the CPU device as yet"),
+    (["plan", "--gpus=8", "--offload-optimizer=cpu", "--moments-dtype=8bit"], "--offload-optimizer cpu keeps moments in fp32 or bf16"),
+    (["plan", "--gpus=8", "--nvme-speed=x"], "--nvme-speed 'x' is not two speeds in GB/s, such as 10,5"),
+    (["plan", "--gpus=8", "--nvme-size=0"], "--nvme-size 0 is out of range"),
 ])
 def test_options_without_a_meaning(options, line, tmp_path):
     more = [] if options[0] == "plan" else ["--model=tiny", "--device=cpu", f"--out-dir={tmp_path}/run"]
