@@ -206,9 +206,14 @@ class Candidates {
                      master = is_fp32 || options_.master_dtype == "none" ? 0 : 4;
         const double shards = shards_of(mesh, data);
         const auto divided = [&](int from) { return mesh.zero_stage >= from ? shards : 1; };
-        return parameters * ((is_fp32 ? 4 : 2) / divided(3) +
-                             static_cast<double>(size_of(options_.kept_gradient_dtype())) / divided(2) +
-                             (moments + master) / divided(1));
+        // What is offloaded leaves a few layers' parameters and gradients.
+        const bool has_state = options_.offload_optimizer == "none",
+                   has_parameters = options_.offload_parameters == "none";
+        return parameters *
+               ((has_parameters ? (is_fp32 ? 4 : 2) / divided(3) : 0) +
+                (has_state ? static_cast<double>(size_of(options_.kept_gradient_dtype())) / divided(2) +
+                                 (moments + master) / divided(1)
+                           : 0));
     }
 
     // The time of a micro-batch over all stages; none if the model cannot be divided so.

@@ -57,7 +57,7 @@ nlohmann::ordered_json pipeline_record(const RunPlan& plan) {
     for (const StageNeeds& stage : plan.stages) {
         record["memory"].push_back(memory_record(stage.memory));
         record["bytes_sent"].push_back(sent_record(stage.sent));
-        if (stage.host.total_bytes() + stage.disk > 0) record["offload"].push_back(offload_record(stage));
+        record["offload"].push_back(offload_record(stage));
     }
     return record;
 }
@@ -89,9 +89,8 @@ nlohmann::ordered_json run_record(const PreparedRun& run) {
         {"micro_batches", run.plan.micro_batches},
         {"bytes_sent", sent_record(run.plan.sent)},
         {"memory", memory_record(run.plan.memory.sizes())},
+        {"offload", offload_record(run.plan.stages[static_cast<std::size_t>(run.plan.spec.mesh.stage())])},
     };
-    const StageNeeds& needs = run.plan.stages[static_cast<std::size_t>(run.plan.spec.mesh.stage())];
-    if (needs.host.total_bytes() + needs.disk > 0) record["offload"] = offload_record(needs);
     if (run.plan.pipeline.stages > 1) record["pipeline"] = pipeline_record(run.plan);
     if (run.validation) record["validation_windows"] = run.validation->fingerprint;
     if (run.data.unigram_loss) record["unigram_loss"] = *run.data.unigram_loss;

@@ -64,9 +64,9 @@ def test_keys_of_metrics(folder):
         assert set(flat(line)) == set(rows("key of a step")) - others
     assert set(head["run"]) == set(rows("key of `run`"))
     named = rows("key of `run`")
-    for key in ("mesh", "bytes_sent", "memory", "pipeline"):
+    for key in ("mesh", "bytes_sent", "memory", "offload", "pipeline"):
         assert list(head["run"][key]) == keys_in(named[key])
-    for key in ("memory", "bytes_sent"):
+    for key in ("memory", "bytes_sent", "offload"):
         assert [list(stage) for stage in head["run"]["pipeline"][key]] == 2 * [list(head["run"][key])]
 
 
@@ -80,6 +80,7 @@ def test_keys_of_a_plan():
     made = plans[1]
     for key, keys in [("model", made["model"]), ("memory", made["memory"]), ("time", made["time"]), ("cost", made["cost"])]:
         assert list(keys) == [name for name in keys_in(named[key]) if name not in ("run", "null")][:len(keys)], key
+    assert [list(made[key]) for key in ("host", "disk", "moved")] == [["bytes", "usable"], ["bytes", "usable"], keys_in(named["moved"])]
     assert list(made["memory"]["beside"]) == keys_in(named["memory.beside"])[:-1]
     assert list(made["memory"]["peak"]) == keys_in(named["memory.peak"])
     assert set(keys_in(named["convention"])) - {"accelerate"} == set(made["convention"])

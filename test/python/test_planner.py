@@ -175,13 +175,13 @@ def test_json_has_notes_apart():
     assert "note: --gpu was not given: planned for H100" in result.stderr
 
 
-@pytest.mark.parametrize("options, key, figure", [row for row in planned.rows_of_page() if "--search" not in row[0]], ids=lambda value: value if value.startswith("-") else None)
+@pytest.mark.parametrize("options, key, figure", [row for row in planned.rows_of_pages() if "--search" not in row[0]], ids=lambda value: value if value.startswith("-") else None)
 def test_the_figures_of_the_page(options, key, figure):
     planned.check_row(options, key, figure)
 
 
 def test_the_page_has_rows():
-    assert len(planned.rows_of_page()) > 100
+    assert len(planned.rows_of_pages()) > 100
 
 
 def test_published_steps():

@@ -251,6 +251,32 @@ TEST_F(Plans, ARefusalNamesADiskOnTheCpu) {
     EXPECT_EQ(advice(with_both - 1), "give a smaller --model");
 }
 
+// Beside a GPU, the host's memory takes it first, where it is known; and what exceeds that is refused.
+TEST_F(Plans, ARefusalNamesTheHostsMemoryBesideAGpu) {
+    RunSpec spec{.model = gpt2({8, 2, 128, 64, 256}),
+                 .least_piece = 1 << 12,
+                 .mesh = {.sharding = {.offload = {.is_beside_host = true}}},
+                 .recompute = {.kind = RecomputeKind::block},
+                 .global_batch_tokens = 64,
+                 .micro_batch_sequences = 1};
+    RunSpec on_host = spec;
+    on_host.mesh.sharding.offload.state = Tier::host;
+    const RunPlan plan = plan_run(on_host, device_->sizes(), 0);
+    const std::size_t host = plan.memory.host_sizes().total_bytes();
+    EXPECT_EQ(host, plan.stages.front().host.total_bytes());
+    spec.machine = {.bytes = plan.memory.total_bytes(), .host_bytes = host, .is_of_cpu = false};
+    EXPECT_EQ(last_advice(spec), "--offload-optimizer cpu would fit");
+    RunSpec on_disk = on_host;
+    on_disk.mesh.sharding.offload.state = Tier::disk;
+    spec.machine.host_bytes = plan_run(on_disk, device_->sizes(), 0).memory.host_sizes().total_bytes();
+    EXPECT_LT(spec.machine.host_bytes, host);
+    EXPECT_EQ(last_advice(spec), "--offload-optimizer nvme --nvme-dir DIR would fit");
+    spec.machine.host_bytes = 0;
+    EXPECT_EQ(last_advice(spec), "give a smaller --model");
+    on_host.machine = {.host_bytes = 2 * host - 1, .host_processes = 2, .is_of_cpu = false};
+    EXPECT_EQ(last_advice(on_host), "a disk holds it: --offload-optimizer nvme --nvme-dir DIR");
+}
+
 // Gradients in bf16 change the sums of a run, and more GPUs its cost. So the message names both after
 // everything else.
 TEST_F(Plans, ARefusalNamesGradientsInBf16AndMoreGpusLast) {

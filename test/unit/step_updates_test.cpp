@@ -160,5 +160,46 @@ TEST(ParametersOnDisk, FindsFaults) {
     }
 }
 
+// ---- a device beside the host
+
+// What the host updates comes to the device before it is used; gradients go to the host before another layer takes their
+// buffer.
+TEST(BesideHost, FindsFaults) {
+    for (const Tier parameters : {Tier::device, Tier::host}) {
+        for (const int zero : {0, 1, 3}) {
+            const bool rotates = zero == 3;
+            const Step good = build_training_step(whole_spec(layers,
+                                                             {.stage = zero,
+                                                              .shards = 4,
+                                                              .reduces_each_micro_batch = rotates,
+                                                              .prefetch_units = 2,
+                                                              .offload = {Tier::host, parameters, true}},
+                                                             micro_batches));
+            const auto without = [&](ActionKind kind) {
+                Step faulty = good;
+                erase_first(faulty.actions, kind);
+                return faulty;
+            };
+            // Otherwise the first copy only takes the buffer, for a share that the host updates.
+            const bool is_update = parameters == Tier::device || zero != 1;
+            if (is_update) {
+                expect_found(without(ActionKind::upload_parameters), "that the host has updated");
+                Step late = good;
+                std::iter_swap(std::ranges::find(late.actions, ActionKind::update, &Action::kind),
+                               std::ranges::find(late.actions, ActionKind::upload_parameters, &Action::kind));
+                expect_found(std::move(late), "");
+            }
+            expect_found(without(ActionKind::download_gradients),
+                         rotates ? "overwrites the shard of earlier micro-batches" : "without gradients");
+            expect_found(without(ActionKind::update), "never updated");
+            if (rotates) {
+                expect_found(without(ActionKind::upload_gradients),
+                             "reads a shard of gradients that nobody reduced");
+                expect_found(without(ActionKind::square), "lacks the gradients of a unit");
+            }
+        }
+    }
+}
+
 }  // namespace
 }  // namespace llmc
