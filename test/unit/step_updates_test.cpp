@@ -162,7 +162,7 @@ TEST(ParametersOnDisk, FindsFaults) {
 
 // ---- a device beside the host
 
-// What the host updates comes to the device before it is used; gradients go to the host before another layer takes their
+// What the host updates comes to the device before its use; gradients go to the host before another layer takes their
 // buffer.
 TEST(BesideHost, FindsFaults) {
     for (const Tier parameters : {Tier::device, Tier::host}) {
