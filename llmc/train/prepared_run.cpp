@@ -8,6 +8,7 @@
 #include <exception>
 #include <iterator>
 #include <sstream>
+#include <vector>
 
 #include "llmc/core/error.h"
 #include "llmc/core/text.h"
@@ -217,6 +218,7 @@ void PreparedRun::load_weights() {
     trainer.emplace(options, plan, device(), world, ranks->groups, checkpoint.has_value(),
                     drive_of(options.nvme_dir, session.job().local_rank()));
     if (trainer->store().has_file()) see_disk();
+    if (trains) wait_for_disks();
     if (!ranks->nccl) world.set_staging(trainer->arenas()[plan.communication]);
     // From here on, a closed output pipe (Ctrl-C also ends `tee` in a pipe to it) does not kill the program,
     // so that the training is still saved.
@@ -231,6 +233,23 @@ void PreparedRun::see_disk() {
     if (is_rank_zero()) require_room_for_checkpoints(options, out_dir, writes, count_parameters(model()));
     const ScratchFile::Speed& speed = trainer->disk_speed();
     if (speed.read > 0) session.console().note(disk_note(plan, speed));
+}
+
+// A process that waits for its disk answers nobody. What the slowest disk takes in a step does not count as a silence.
+void PreparedRun::wait_for_disks() {
+    const Offload& offload = plan.spec.mesh.sharding.offload;
+    if (offload.state != Tier::disk && offload.parameters != Tier::disk) return;
+    HostCommunicator& world = session.world();
+    const ScratchFile::Speed& speed = trainer->disk_speed();
+    std::vector<double> seconds(static_cast<std::size_t>(world.size()));
+    if (speed.read > 0)
+        seconds[static_cast<std::size_t>(world.rank())] =
+            static_cast<double>(plan.moved.read) / speed.read +
+            static_cast<double>(plan.moved.written) / speed.written;
+    const Tensor all{reinterpret_cast<std::byte*>(seconds.data()), DType::fp64, {world.size(), 1}};
+    world.all_gather(all, all.slice(world.rank(), 1));
+    world.set_timeout(std::chrono::seconds(options.communication_timeout) +
+                      std::chrono::duration<double>(2 * std::ranges::max(seconds)));
 }
 
 void PreparedRun::resume() {

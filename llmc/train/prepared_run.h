@@ -107,6 +107,7 @@ struct PreparedRun {
     void open_training_files();
     void require_names_for_records() const;
     void see_disk();
+    void wait_for_disks();
     void resume();
     // Why find_checkpoint found nothing.
     std::string why_none_to_resume() const;
