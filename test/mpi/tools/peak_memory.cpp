@@ -52,7 +52,7 @@ std::size_t train(const Options& options, Job& job, Device& device, int steps) {
                                  .vocabulary = options.vocabulary(),
                                  .sequence_length = options.sequence_length()});
     const MeshGroups groups(world, mesh, plan.parts);
-    Trainer trainer(options, plan, device, world, groups);
+    Trainer trainer(options, plan, device, world, groups, false, options.nvme_dir);
     world.set_staging(trainer.arenas()[plan.communication]);
     const TrainingSamples samples(*data.training, plan.spec.model.sequence_length, options.seed);
     TrainingBatches batches(samples, plan.share(), plan.spec.model.sequence_length);
