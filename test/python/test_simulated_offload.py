@@ -60,3 +60,34 @@ def test_trains_the_same_run(ranks, options, offload, layers, tmp_path):
     for run in others:
         assert run.record["configuration"]["device"] == "cuda"
         test_offload.same(run, whole)
+
+
+def test_a_run_goes_on_elsewhere(layers, tmp_path):
+    """From the host's memory to a disk and back to the GPU's memory; and text of parameters that are not on the GPU."""
+    options = ["--init", layers.init, *layers.options(*BF16, "--stochastic-rounding", "--micro-batch-size=1", steps=6)[2:]]
+    whole = train(tmp_path / "whole", *options, variables=cached(tmp_path))
+    folder, disk = tmp_path / "parts", f"--nvme-dir={tmp_path}/disk"
+    train(folder, *options, "--steps=2", *offloaded("cpu", "cpu"), variables=cached(tmp_path))
+    for steps, offload in ((4, [*offloaded("nvme", "nvme"), disk]), (6, offloaded("none", "none"))):
+        run = simulated.run([f"--out-dir={folder}/run", "--resume", f"--steps={steps}", "--sample-tokens=0", *offload], folder, variables=cached(tmp_path))
+        assert run.returncode == 0, run.stderr
+    parts = simulated.program.Run(folder / "run")
+    assert parts.column("loss") == whole.column("loss")
+    last = "checkpoint-00000006/model.safetensors"
+    assert test_offload.checkpoints(parts)[last] == test_offload.checkpoints(whole)[last]
+    texts = [simulated.run(["--generate", f"--resume={folder}/run", "--sample-tokens=20", *offload], folder, variables=cached(tmp_path))
+             for offload in ([], ["--offload-parameters=cpu"], ["--offload-parameters=nvme", disk])]
+    assert [text.returncode for text in texts] == [0, 0, 0], texts[-1].stderr
+    assert texts[0].stdout == texts[1].stdout == texts[2].stdout and texts[0].stdout.strip()
+
+
+def test_the_header_tells_what_each_tier_has(layers, tmp_path):
+    """With everything offloaded, the host has as much as a GPU without."""
+    options = layers.options(*BF16, "--micro-batch-size=1", steps=2)
+    whole, run = (train(tmp_path / name, *options, *offload, variables=cached(tmp_path))
+                  for name, offload in (("whole", []), ("host", offloaded("cpu", "cpu"))))
+    offload, printed = run.record["offload"], " ".join(run.output.split())
+    arenas = ("parameters", "gradients", "master", "moments")
+    assert offload["disk"] == 0 and offload["host"] == sum(whole.record["memory"][arena] for arena in arenas)
+    assert all(arena in printed.split("host memory")[1].split("offload")[0] for arena in arenas)
+    assert "a step moves " in printed and whole.record["offload"]["to_device"] == 0 < offload["to_device"]

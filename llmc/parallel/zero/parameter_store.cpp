@@ -389,34 +389,34 @@ void ParameterStore::read(int unit, Tensor UnitBuffers::*flat, std::span<float> 
 }
 
 void ParameterStore::for_each_held(int unit, Tensor UnitBuffers::*flat, const ElementRange& part,
-                                   const std::function<void(Device&, const Tensor&)>& call) const {
+                                   const std::function<void(Device&, const Tensor&)>& f) const {
     require_finished();
-    const auto f = [&](const Tensor& tensor) { call(device_of(flat), tensor); };
+    const auto give = [&](const Tensor& tensor) { f(device_of(flat), tensor); };
     if (is_on_disk(flat)) {
         for (int piece = 0; piece < std::ssize(pieces(unit)); ++piece) {
             const StatePiece& of = pieces(unit)[static_cast<std::size_t>(piece)];
             const ElementRange mine = intersection(part, {of.begin, of.end});
             if (mine.size() == 0) continue;
             file_->wait(begin_read(unit, piece, beside_step));
-            f((in_buffer(unit, piece, beside_step).*flat).flat(mine.begin - of.begin, mine.size()));
+            give((in_buffer(unit, piece, beside_step).*flat).flat(mine.begin - of.begin, mine.size()));
         }
         return;
     }
     if (is_of_parameters(flat)) fetch_parameters(unit);
     const UnitBuffers& own = buffers(unit);
     const Tensor elements = held(unit, flat).flat(part.begin, part.size());
-    if (!is_in_8_bits(flat)) return f(elements);
+    if (!is_in_8_bits(flat)) return give(elements);
     const bool is_first = flat == &UnitBuffers::m;
     const EightBitMoments& of = own.in_8_bits;
     for (const AdamWSegment& segment : segments(unit)) {
         if (segment.in_small >= 0 && segment.begin <= part.begin && part.end <= segment.end)
-            return f(
+            return give(
                 (is_first ? of.m : of.v).flat(segment.in_small + part.begin - segment.begin, part.size()));
     }
     const std::int64_t first = part.begin / eight_bit_block,
                        end = (part.end + eight_bit_block - 1) / eight_bit_block;
-    f(elements);
-    f((is_first ? of.m_amax : of.v_amax).flat(first, end - first));
+    give(elements);
+    give((is_first ? of.m_amax : of.v_amax).flat(first, end - first));
 }
 
 void ParameterStore::set_moments(int unit, Tensor UnitBuffers::*flat, std::span<const float> values) const {
