@@ -71,6 +71,7 @@ def checks(extent, folder):
     for attention in ("flash", "cudnn"):
         add(f"{extent.own_steps} steps twice, bit for bit, {attention} attention", repeated, attention)
         add(f"stopped after {extent.own_steps // 2} steps and resumed, bit for bit, {attention} attention", resumed, attention)
+    add(f"{extent.own_steps} steps with the state and the layers in host memory and on a disk, bit for bit, bf16", offloaded, seconds=30)
     for ranks in extent.ranks:
         add(f"{extent.own_steps} steps on {ranks} NCCL ranks that share the GPU, fp32", on_ranks, ranks, seconds=30)
     for ranks, dtype, micro_batches, reduce_every in extent.zero:
@@ -233,6 +234,22 @@ def schedules(extent, folder, number):
             same_run(whole, run, extent.own_steps)
         except CheckFailed as difference:
             raise CheckFailed(f"--pipeline-schedule {schedule}: {difference}") from difference
+    return SAME
+
+
+def offloaded(extent, folder):
+    """What lies in the host's memory or on a disk gives the same bits: the host updates as the GPU does."""
+    folder = folder / "offload"
+    options = [*extent.text_model(), "--dtype=bf16", f"--steps={extent.own_steps}", "--layers=6",
+               "--micro-batch-size=1" if extent.tiny else "--micro-batch-size=3"]
+    whole = programs.train(folder / "none", *options, timeout=90)
+    for state, parameters in (("cpu", "none"), ("cpu", "cpu"), ("nvme", "nvme")):
+        run = programs.train(folder / f"{state}-{parameters}", *options, f"--offload-optimizer={state}", f"--offload-parameters={parameters}",
+                             *([f"--nvme-dir={folder}/disk"] if state == "nvme" else []), timeout=90)
+        try:
+            same_run(whole, run, extent.own_steps)
+        except CheckFailed as difference:
+            raise CheckFailed(f"--offload-optimizer {state} --offload-parameters {parameters}: {difference}") from difference
     return SAME
 
 
