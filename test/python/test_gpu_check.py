@@ -212,14 +212,14 @@ esac
 
 def test_every_check_of_the_model_can_fail(copy, tmp_path):
     """The probe computes wrong results. The trainer uses another rate in each of these cases: on the CPU, against PyTorch, in
-    its second run, after resuming, on two ranks, in a ZeRO stage and in a schedule. Each fault is reported, and the later
-    checks still run."""
+    its second run, after resuming, on two ranks, in a ZeRO stage, in a schedule and with offload. Each fault is reported, and
+    the later checks still run."""
     pytest.importorskip("torch")
     plant(copy, "model_probe", '| sed "s/^./9/"')
     plant(copy, "train_gpt", """
 case "$*" in
     */many-cpu*) set -- "$@" --lr=1 ;;
-    *device=cpu*|*out-dir=*/adamw/*|*out-dir=*/again*|*--resume*|*/ranks-2*|*/stage-1*|*/gpipe*) set -- "$@" --lr=0.03 ;;
+    *device=cpu*|*out-dir=*/adamw/*|*out-dir=*/again*|*--resume*|*/ranks-2*|*/stage-1*|*/gpipe*|*/cpu-cpu*) set -- "$@" --lr=0.03 ;;
 esac""")
     run = check(copy, "model", "--tiny", "--results", tmp_path / "results")
     assert run.returncode == 1
@@ -228,6 +228,7 @@ esac""")
     assert "--zero-stage 1" in found["4 steps of each ZeRO stage on 2 NCCL ranks, bit for bit, bf16, 2 micro-batches, reduced every "
                                      "micro-batch"]["detail"]
     assert "--pipeline-schedule gpipe" in found["4 steps of each schedule of a pipeline of 2 NCCL ranks, bit for bit, bf16"]["detail"]
+    assert "--offload-parameters cpu" in found["4 steps with the state and the layers in host memory and on a disk, bit for bit, bf16"]["detail"]
     failed = {name for name, line in found.items() if line["status"] == "failed"}
     assert failed == set(found) - {"machine"} - {name for name in found if "cudnn" in name or "te-fp8" in name}
     assert f"{len(failed)} failed" in (tmp_path / "results/gpu.md").read_text()
