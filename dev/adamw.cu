@@ -27,6 +27,11 @@
 namespace lab::adamw_variants {
 
 using namespace llmc::cuda;
+using llmc::adamw_clip;
+using llmc::adamw_coefficients;
+using llmc::adamw_keep;
+using llmc::adamw_update;
+using llmc::AdamWCoefficients;
 using llmc::AdamWSegment;
 using llmc::AdamWStep;
 
