@@ -273,7 +273,9 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
 
     group("Offload");
     setting("offload-optimizer", o.offload_optimizer,
-            {"Keep AdamW's moments and the master weights in host memory, or on a disk"},
+            {"Keep AdamW's moments and the master weights in host memory, or on a disk; on GPUs the host "
+             "updates, and "
+             "has the gradients"},
             Choices{"none", "cpu", "nvme"});
     setting("offload-parameters", o.offload_parameters,
             {"Keep the layers' parameters in host memory, or on a disk, between their uses"},
