@@ -56,13 +56,20 @@ int open_without_name(const std::string& directory, int flags) {
 
 ScratchFile::ScratchFile(std::string directory, std::uint64_t bytes)
     : directory_(std::move(directory)), bytes_(bytes) {
+    namespace fs = std::filesystem;
     std::error_code error;
-    std::filesystem::create_directories(directory_, error);
+    const fs::file_status there = fs::symlink_status(directory_, error);
+    if (fs::exists(there) && !fs::is_directory(directory_, error))
+        user_error("--nvme-dir {}: this is {}; give a directory", directory_,
+                   fs::is_symlink(there) ? "a link to no directory" : "a file");
+    const bool is_new = fs::create_directories(directory_, error);
     if (error) user_error("--nvme-dir {}: cannot make the directory: {}", directory_, error.message());
     struct statfs system {};
     if (statfs(directory_.c_str(), &system) != 0)
         user_error("--nvme-dir {}: {}", directory_, reason_of(errno));
-    if (system.f_type == TMPFS_MAGIC || system.f_type == RAMFS_MAGIC)
+    const bool is_in_memory = system.f_type == TMPFS_MAGIC || system.f_type == RAMFS_MAGIC;
+    if (is_in_memory && is_new) fs::remove(directory_, error);
+    if (is_in_memory)
         user_error(
             "--nvme-dir {} lies in memory ({}), where nothing would be saved; give a directory on a disk",
             directory_, system.f_type == TMPFS_MAGIC ? "tmpfs" : "ramfs");

@@ -254,7 +254,12 @@ class Simulation {
         }
     }
 
-    StepTime run() {
+    // When each stream of each stage ends, and how long the stage computes.
+    struct Ends {
+        std::vector<double> streams;
+        double compute = 0;
+    };
+    Ends run() {
         for (bool moved = true; moved;) {
             moved = false;
             for (std::size_t stage = 0; stage < lanes_.size(); ++stage) {
@@ -262,13 +267,13 @@ class Simulation {
                     while (step(stage, stream)) moved = true;
             }
         }
-        StepTime time;
+        Ends ends;
         for (const Lane& lane : lanes_) {
             check(std::ranges::count(lane.ends, -1.0) == 0, "the lists of a step run to their end");
-            time.seconds = std::max(time.seconds, std::ranges::max(lane.ends));
-            time.compute = std::max(time.compute, lane.compute);
+            ends.streams.insert(ends.streams.end(), lane.free.begin(), lane.free.end());
+            ends.compute = std::max(ends.compute, lane.compute);
         }
-        return time;
+        return ends;
     }
 
   private:
@@ -337,13 +342,16 @@ ModelTime model_time(const RunSpec& spec, const DeviceSizes& sizes, const StepRa
     return time;
 }
 
+// Further micro-batches make each stream end later by as much as the last ones do. In a short step others may hide that:
+// a disk works once a step.
 StepTime step_time(const ShortPlans& plans, const StepRates& rates) {
-    StepTime time = Simulation(plans.first, rates).run();
-    if (plans.more == 0) return time;
-    const StepTime longer = Simulation(plans.second, rates).run();
+    const Simulation::Ends first = Simulation(plans.first, rates).run(),
+                           longer = plans.more == 0 ? first : Simulation(plans.second, rates).run();
     const auto more = static_cast<double>(plans.more);
-    time.seconds += more * (longer.seconds - time.seconds);
-    time.compute += more * (longer.compute - time.compute);
+    StepTime time{.compute = first.compute + more * (longer.compute - first.compute)};
+    for (std::size_t i = 0; i < first.streams.size(); ++i)
+        time.seconds =
+            std::max(time.seconds, first.streams[i] + more * (longer.streams[i] - first.streams[i]));
     return time;
 }
 

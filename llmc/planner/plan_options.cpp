@@ -99,7 +99,7 @@ void add_plan_options(CLI::App& app, PlanOptions& options) {
         [&options](const std::string& name, const std::string& text) {
             const std::size_t comma = std::min(text.find(','), text.size());
             options.nvme_read = number_in(text.substr(0, comma));
-            options.nvme_write = comma == text.size() ? options.nvme_read : number_in(text.substr(comma + 1));
+            options.nvme_write = number_in(text.substr(std::min(comma + 1, text.size())));
             if (!options.nvme_read || !options.nvme_write || !(*options.nvme_read > 0) ||
                 !(*options.nvme_write > 0))
                 user_error("--{} '{}' is not two speeds in GB/s, such as 10,5", name, one_line(text));

@@ -43,6 +43,8 @@ Options for_device(Options o, DeviceKind device) {
         if (tier == "nvme" && o.nvme_dir.empty())
             user_error("--offload-{} nvme needs the disk's directory; add --nvme-dir DIR", name);
     }
+    if (("," + o.nvme_dir + ",").find(",,") != std::string::npos && !o.nvme_dir.empty())
+        user_error("--nvme-dir '{}' has a directory without a name; give DIR, or DIR,DIR", o.nvme_dir);
     // The CPU device's memory is that of the host.
     const auto is_offloaded = [&](std::string_view tier) {
         return tier == "nvme" || (tier == "cpu" && cuda);

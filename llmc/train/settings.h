@@ -258,11 +258,10 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
             {"Reduce gradients once per step or micro-batch (default: micro-batch from ZeRO stage 2, else "
              "step)"},
             Choices{"step", "micro-batch"});
-    setting(
-        "prefetch-units", o.prefetch_units,
-        {"With ZeRO stage 3, gather parameters N units ahead (default: 1); with --offload-parameters, bring "
-         "them N units ahead (default: 2, or 3 from a disk to GPUs at stage 3)"},
-        any);
+    setting("prefetch-units", o.prefetch_units,
+            {"Gather parameters, with ZeRO stage 3, or bring them, with --offload-parameters, N units ahead "
+             "(default: 1; offloaded, 2 or 3)"},
+            any);
     setting("reshard-after-forward", o.reshard_after_forward,
             {"With ZeRO stage 3, free parameters after the forward pass and gather them again for the "
              "backward pass"},

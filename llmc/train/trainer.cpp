@@ -8,6 +8,7 @@
 #include <functional>
 #include <numeric>
 #include <string>
+#include <utility>
 
 #include "llmc/core/error.h"
 #include "llmc/core/random.h"
@@ -133,9 +134,23 @@ std::optional<std::uint64_t> Trainer::rounding_seed() const {
     return options_.rounds_stochastically() ? std::optional(options_.seed) : std::nullopt;
 }
 
+void Trainer::run(const Step& list, const StepInput& input) {
+    if (!store_.has_file()) return executor_.run(list, input);
+    const ScratchFile::Traffic before = store_.traffic();
+    executor_.run(list, input);
+    device_.synchronize();
+    const ScratchFile::Traffic after = store_.traffic();
+    for (StepMetrics::Disk* disk : {&disk_, &disk_of_step_}) {
+        disk->read_bytes += after.read - before.read;
+        disk->written_bytes += after.written - before.written;
+        disk->ms += 1e3 * (after.seconds - before.seconds);
+        disk->waited_ms += executor_.times()[Phase::disk];
+    }
+}
+
 void Trainer::finish_update() {
     if (!waiting_) return;
-    executor_.run(plan_.update, {.update = waiting_});
+    run(plan_.update, {.update = waiting_});
     leave_waiting({});
 }
 
@@ -151,15 +166,14 @@ StepMetrics Trainer::train_step(TrainingBatches& batches) {
     };
 
     const auto start = std::chrono::steady_clock::now();
-    const ScratchFile::Traffic before = store_.traffic();
     Update update = next_update();
     const auto global_tokens = static_cast<double>(plan_.spec.global_batch_tokens);
-    executor_.run(plan_.training, {.load = std::ref(load),  // std::ref: allocates nothing
-                                   .sequences = B,
-                                   .step = progress_.step + 1,
-                                   .loss_scale = static_cast<float>(scaler_.scale() / global_tokens),
-                                   .update = waiting_,
-                                   .records_amax = fp8_.is_delayed()});
+    run(plan_.training, {.load = std::ref(load),  // std::ref: allocates nothing
+                         .sequences = B,
+                         .step = progress_.step + 1,
+                         .loss_scale = static_cast<float>(scaler_.scale() / global_tokens),
+                         .update = waiting_,
+                         .records_amax = fp8_.is_delayed()});
     leave_waiting({});
     // Before the next all-gather of updated parameters, which would hide a difference.
     if (is_due(options_.check_replicas_every, progress_.step + 1)) require_equal_replicas();
@@ -167,7 +181,6 @@ StepMetrics Trainer::train_step(TrainingBatches& batches) {
     const double loss = results.loss_sum / global_tokens;
     const double norm = std::sqrt(results.norm_squared) / scaler_.scale();
     const bool is_skipped = scaler_.skips() && std::isfinite(loss) && !std::isfinite(norm);
-    const ScratchFile::Traffic after = store_.traffic();
     const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
     if (!is_skipped && (!std::isfinite(loss) || !std::isfinite(norm))) {
         const ForwardPasses passes = forward_passes(plan_.training.micro_batches, std::ref(load));
@@ -191,14 +204,12 @@ StepMetrics Trainer::train_step(TrainingBatches& batches) {
         executor_.set_amax(fp8_.amax());
         progress_.fp8 = fp8_.state();
     }
+    // With what lists since the step before have moved: a validation or a save finishes the update first.
     std::optional<StepMetrics::Disk> disk;
+    PhaseTimes phases = executor_.times();
     if (store_.has_file()) {
-        disk = {after.read - before.read, after.written - before.written,
-                1e3 * (after.seconds - before.seconds), executor_.times()[Phase::disk]};
-        disk_.read_bytes += disk->read_bytes;
-        disk_.written_bytes += disk->written_bytes;
-        disk_.ms += disk->ms;
-        disk_.waited_ms += disk->waited_ms;
+        disk = std::exchange(disk_of_step_, {});
+        phases[Phase::disk] = disk->waited_ms;
     }
     return {.step = progress_.step,
             .loss = loss,
@@ -207,7 +218,7 @@ StepMetrics Trainer::train_step(TrainingBatches& batches) {
             .tokens = tokens(),
             .tokens_per_second = global_tokens / elapsed.count(),
             .step_ms = 1e3 * elapsed.count(),
-            .phase_ms = executor_.times(),
+            .phase_ms = phases,
             .model_flops_utilization = model_flops_utilization(global_tokens / elapsed.count()),
             .val_loss = {},
             .disk = disk,
@@ -290,7 +301,7 @@ std::optional<double> Trainer::evaluate(std::string_view what, std::int64_t rows
                 });
             };
         }
-        executor_.run(plan_.evaluation, {.load = load, .sequences = B, .see_losses = see_losses});
+        run(plan_.evaluation, {.load = load, .sequences = B, .see_losses = see_losses});
         loss += executor_.results().loss_sum;
         if (!std::isfinite(loss)) {
             const ForwardPasses passes = forward_passes(plan_.evaluation.micro_batches, load);
@@ -347,10 +358,10 @@ std::optional<std::vector<std::int32_t>> Trainer::generate(
                 std::ranges::fill(targets, ignored_target);
                 std::ranges::copy(std::span(text).subspan(known, rows), inputs.begin());
             };
-            executor_.run(plan_.generation, {.load = load,
-                                             .sequences = 1,
-                                             .rows = {static_cast<std::int64_t>(known - begin),
-                                                      static_cast<std::int64_t>(rows)}});
+            run(plan_.generation,
+                {.load = load,
+                 .sequences = 1,
+                 .rows = {static_cast<std::int64_t>(known - begin), static_cast<std::int64_t>(rows)}});
             known += rows;
         }
         text.push_back(sample(random.uniform(static_cast<std::uint64_t>(i))));
@@ -387,9 +398,8 @@ ForwardPasses Trainer::forward_passes(
     int micro_batches,
     const std::function<void(int, std::span<std::int32_t>, std::span<std::int32_t>)>& load) {
     const auto run = [this, load](int micro_batch, const Step& list) {
-        executor_.run(list,
-                      {.load = [&](int, auto inputs, auto targets) { load(micro_batch, inputs, targets); },
-                       .sequences = plan_.micro_batch});
+        this->run(list, {.load = [&](int, auto inputs, auto targets) { load(micro_batch, inputs, targets); },
+                         .sequences = plan_.micro_batch});
     };
     return {micro_batches, run};
 }
@@ -404,7 +414,7 @@ void Trainer::resume(const CheckpointInfo& checkpoint) {
     // The files hold the master weights, from which the parameters follow; without master weights, the parameters.
     if (const auto seed = rounding_seed(); seed && store_.has_master() && progress_.applied() > 0)
         store_.round_stochastically(*seed, progress_.applied());
-    executor_.run(plan_.parameter_gathers, {});
+    run(plan_.parameter_gathers, {});
     const bool has_history = fp8_.restore(progress_.fp8);
     progress_.fp8 = fp8_.state();
     has_history ? executor_.set_amax(fp8_.amax()) : begin_fp8();

@@ -138,6 +138,8 @@ class Trainer {
     void require_equal_replicas();
     Update next_update() const;
     void leave_waiting(const std::optional<Update>& update);
+    // Runs a list, and counts what it moves from and to the disk.
+    void run(const Step& list, const StepInput& input);
     // For stochastic rounding of weights, if the options ask for it.
     std::optional<std::uint64_t> rounding_seed() const;
     // Scales products in 8 bits without a history.
@@ -157,8 +159,8 @@ class Trainer {
     LossScaler scaler_;
     Fp8Scaler fp8_;
     Progress progress_;
-    std::optional<Update> waiting_;  // the last step's update
-    StepMetrics::Disk disk_;
+    std::optional<Update> waiting_;          // the last step's update
+    StepMetrics::Disk disk_, disk_of_step_;  // of all lists so far; of those since the last step's
     ScratchFile::Speed disk_speed_;
     std::string algorithms_;
     std::int64_t step_before_run_ = 0;  // the last step before this run

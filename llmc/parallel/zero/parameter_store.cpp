@@ -14,7 +14,7 @@ namespace llmc {
 namespace {
 
 // The buffer for transfers outside a step.
-constexpr int beside_step = 0;
+constexpr std::size_t beside_step = 0;
 
 bool is_small(const UnitLayout::Entry& entry) { return entry.spec.shape.elements() < least_in_8_bits; }
 
@@ -328,12 +328,30 @@ void ParameterStore::require_finished() const {
     check(!update_waits_, "an update waits: Trainer::finish_update() comes before state is read or set");
 }
 
+void ParameterStore::transfer_part(int unit, int piece, Tensor UnitBuffers::*flat, const ElementRange& part,
+                                   bool writes) const {
+    const StatePiece& of = pieces(unit)[static_cast<std::size_t>(piece)];
+    const PieceBytes places(of.elements(), has_master(), dtypes_.moments);
+    const bool is_master = flat == &UnitBuffers::master;
+    const std::uint64_t place = is_master                 ? 0
+                                : flat == &UnitBuffers::m ? places.m
+                                                          : places.v,
+                        size = size_of(is_master ? DType::fp32 : dtypes_.moments),
+                        block = ScratchFile::alignment,
+                        first = static_cast<std::uint64_t>(part.begin) * size / block * block,
+                        bytes = whole_blocks(static_cast<std::uint64_t>(part.end) * size) - first;
+    std::byte* const memory = piece_buffers_[beside_step].data + place + first;
+    file_->wait(writes ? file_->begin_write(of.place + place + first, memory, bytes)
+                       : file_->begin_read(of.place + place + first, memory, bytes));
+}
+
 template <class F>
-void ParameterStore::for_each_piece(int unit, bool writes, const F& f) const {
+void ParameterStore::for_each_piece(int unit, Tensor UnitBuffers::*flat, bool writes, const F& f) const {
     for (int piece = 0; piece < std::ssize(pieces(unit)); ++piece) {
-        file_->wait(begin_read(unit, piece, beside_step));
-        f(pieces(unit)[static_cast<std::size_t>(piece)], in_buffer(unit, piece, beside_step));
-        if (writes) file_->wait(begin_write(unit, piece, beside_step));
+        const StatePiece& of = pieces(unit)[static_cast<std::size_t>(piece)];
+        if (!writes) transfer_part(unit, piece, flat, {0, of.elements()}, false);
+        f(of, in_buffer(unit, piece, static_cast<int>(beside_step)));
+        if (writes) transfer_part(unit, piece, flat, {0, of.elements()}, true);
     }
 }
 
@@ -343,7 +361,7 @@ void ParameterStore::set_weights(int unit, std::span<const float> values) {
     check(static_cast<std::int64_t>(values.size()) == own.updated_parameters.elements(),
           "as many weights as this rank updates");
     if (is_state_on_disk() && has_master()) {
-        for_each_piece(unit, true, [&](const StatePiece& piece, const UnitBuffers& of) {
+        for_each_piece(unit, &UnitBuffers::master, true, [&](const StatePiece& piece, const UnitBuffers& of) {
             upload_rounded(updating_device(), of.master,
                            values.subspan(static_cast<std::size_t>(piece.begin),
                                           static_cast<std::size_t>(piece.elements())));
@@ -359,7 +377,7 @@ void ParameterStore::read(int unit, Tensor UnitBuffers::*flat, std::span<float> 
     require_finished();
     const UnitBuffers& own = buffers(unit);
     if (is_on_disk(flat)) {
-        return for_each_piece(unit, false, [&](const StatePiece& piece, const UnitBuffers& of) {
+        return for_each_piece(unit, flat, false, [&](const StatePiece& piece, const UnitBuffers& of) {
             download_widened(updating_device(),
                              values.subspan(static_cast<std::size_t>(piece.begin),
                                             static_cast<std::size_t>(piece.elements())),
@@ -397,8 +415,9 @@ void ParameterStore::for_each_held(int unit, Tensor UnitBuffers::*flat, const El
             const StatePiece& of = pieces(unit)[static_cast<std::size_t>(piece)];
             const ElementRange mine = intersection(part, {of.begin, of.end});
             if (mine.size() == 0) continue;
-            file_->wait(begin_read(unit, piece, beside_step));
-            give((in_buffer(unit, piece, beside_step).*flat).flat(mine.begin - of.begin, mine.size()));
+            transfer_part(unit, piece, flat, {mine.begin - of.begin, mine.end - of.begin}, false);
+            give((in_buffer(unit, piece, static_cast<int>(beside_step)).*flat)
+                     .flat(mine.begin - of.begin, mine.size()));
         }
         return;
     }
@@ -423,7 +442,7 @@ void ParameterStore::set_moments(int unit, Tensor UnitBuffers::*flat, std::span<
     require_finished();
     const UnitBuffers& own = buffers(unit);
     if (is_on_disk(flat)) {
-        return for_each_piece(unit, true, [&](const StatePiece& piece, const UnitBuffers& of) {
+        return for_each_piece(unit, flat, true, [&](const StatePiece& piece, const UnitBuffers& of) {
             upload_rounded(updating_device(), of.*flat,
                            values.subspan(static_cast<std::size_t>(piece.begin),
                                           static_cast<std::size_t>(piece.elements())));
@@ -469,10 +488,11 @@ void ParameterStore::round_stochastically(std::uint64_t seed, std::int64_t step)
     for (int unit = 0; unit < units(); ++unit) {
         if (!has(unit)) continue;
         if (is_on_disk(&UnitBuffers::master)) {
-            for_each_piece(unit, false, [&](const StatePiece& piece, const UnitBuffers& of) {
-                round(buffers(unit).updated_parameters.flat(piece.begin, piece.elements()), of.master,
-                      first_element(unit) + piece.begin);
-            });
+            for_each_piece(unit, &UnitBuffers::master, false,
+                           [&](const StatePiece& piece, const UnitBuffers& of) {
+                               round(buffers(unit).updated_parameters.flat(piece.begin, piece.elements()),
+                                     of.master, first_element(unit) + piece.begin);
+                           });
         } else {
             round(buffers(unit).updated_parameters, buffers(unit).master, first_element(unit));
         }

@@ -196,9 +196,12 @@ class ParameterStore {
         return flat == &UnitBuffers::parameters || flat == &UnitBuffers::parameter_shard ||
                flat == &UnitBuffers::updated_parameters || (flat == &UnitBuffers::master && !has_master());
     }
-    // Calls f(the piece, its state in memory) for each piece on disk; with `writes`, what f changes is written.
+    // Reads or writes some elements of a piece, of master weights or one moment, outside a step.
+    void transfer_part(int unit, int piece, Tensor UnitBuffers::*flat, const ElementRange& part,
+                       bool writes) const;
+    // Calls f(the piece, its state in memory) for each piece on disk: that of `flat` is read before, or written after.
     template <class F>
-    void for_each_piece(int unit, bool writes, const F& f) const;
+    void for_each_piece(int unit, Tensor UnitBuffers::*flat, bool writes, const F& f) const;
 
     Device& device_;
     StoreDtypes dtypes_;
