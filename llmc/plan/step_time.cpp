@@ -342,8 +342,8 @@ ModelTime model_time(const RunSpec& spec, const DeviceSizes& sizes, const StepRa
     return time;
 }
 
-// Further micro-batches make each stream end later by as much as the last ones do. Others may hide that in a short step:
-// a disk works once a step.
+// Further micro-batches make each stream end later by as much as the last ones do, which others may hide in a short
+// step: a disk works once a step.
 StepTime step_time(const ShortPlans& plans, const StepRates& rates) {
     const Simulation::Ends first = Simulation(plans.first, rates).run(),
                            longer = plans.more == 0 ? first : Simulation(plans.second, rates).run();
