@@ -290,7 +290,7 @@ std::string lack_of_host_memory(const RunNeeds& run) {
         if (tier == Tier::host) advice += fmt::format("--offload-{} nvme ", name);
     }
     return fmt::format(
-        "--offload: what the host keeps needs {} of its memory{}, but this machine has {} free; {}",
+        "what is offloaded needs {} of the host's memory{}, but this machine has {} free; {}",
         human_bytes(run.largest_host_memory()),
         machine.host_processes > 1 ? fmt::format(" in each of {} processes", machine.host_processes) : "",
         human_bytes(machine.host_bytes),

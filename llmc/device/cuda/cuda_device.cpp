@@ -157,9 +157,8 @@ HostMemory CudaDevice::host_memory(std::size_t bytes) {
     if (error == cudaErrorMemoryAllocation) {
         cudaGetLastError();  // clear the error, which is reported here
         user_error(
-            "{} of pinned host memory are not to be had; end other programs, raise the limit of locked "
-            "memory "
-            "(ulimit -l), or offload less",
+            "{} of pinned host memory are not to be had; offload less, end other programs, or raise "
+            "the limit of locked memory (ulimit -l)",
             human_bytes(bytes));
     }
     check_cuda(error, "cudaMallocHost");
