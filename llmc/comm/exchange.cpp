@@ -17,7 +17,7 @@ void Exchange::begin(int tag, std::string_view call) {
     in_flight_->begin(tag, call);
     messages_.clear();
     bytes_sent_ = 0;
-    watchdog_.begin(call);
+    watchdog_.begin(call, options_.advice);
 }
 
 template <class Post>

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -17,6 +18,8 @@ namespace llmc {
 struct ExchangeOptions {
     // The longest wait in which nothing moves.
     Seconds timeout = std::chrono::minutes(10);
+    // Another possible cause if that is exceeded, for messages to the user.
+    std::string advice{};
     // Longer messages are split, because MPI counts in int.
     std::size_t largest_message = std::size_t{1} << 30;
 };

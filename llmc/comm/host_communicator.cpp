@@ -135,7 +135,10 @@ void HostCommunicator::set_staging(const Tensor& staging) {
     shared_->own_staging = {};
 }
 
-void HostCommunicator::set_timeout(Seconds timeout) { shared_->options.timeout = timeout; }
+void HostCommunicator::set_timeout(Seconds timeout, std::string advice) {
+    shared_->options.timeout = timeout;
+    shared_->options.advice = std::move(advice);
+}
 
 Watchdog HostCommunicator::watchdog() const { return {shared_->transport, shared_->options.timeout}; }
 

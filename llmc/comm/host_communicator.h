@@ -34,8 +34,9 @@ class HostCommunicator final : public Communicator {
     // of the same world share it. Until it is set, they use a few KiB of their own, enough for sums of
     // scalars. Results do not depend on its size.
     void set_staging(const Tensor& staging);
-    // Sets the time limit of one wait, for the same communicators.
-    void set_timeout(std::chrono::duration<double> timeout);
+    // Sets the time limit of one wait, for the same communicators. `advice` names another possible cause if it is
+    // exceeded.
+    void set_timeout(std::chrono::duration<double> timeout, std::string advice = {});
     // A watchdog with the same limit, for waits for other ranks that need no message, such as waits for a
     // GPU. Do not use it after the communicators are gone.
     Watchdog watchdog() const;

@@ -54,8 +54,8 @@ int open_without_name(const std::string& directory, int flags) {
 
 }  // namespace
 
-ScratchFile::ScratchFile(std::string directory, std::uint64_t bytes)
-    : directory_(std::move(directory)), bytes_(bytes) {
+ScratchFile::ScratchFile(std::string directory, std::uint64_t bytes, std::string without)
+    : directory_(std::move(directory)), without_(std::move(without)), bytes_(bytes) {
     namespace fs = std::filesystem;
     std::error_code error;
     const fs::file_status there = fs::symlink_status(directory_, error);
@@ -216,9 +216,9 @@ void ScratchFile::work() {
 std::string ScratchFile::perform(const Piece& piece) const {
     const auto fault = [&](std::string_view reason) {
         return fmt::format(
-            "--nvme-dir {}: cannot {} the state: {}; resume with another directory, or with "
-            "--offload-optimizer none",
-            directory_, piece.writes ? "write" : "read", reason);
+            "--nvme-dir {}: cannot {} what is offloaded: {}; start again or resume with another directory, "
+            "or with {}",
+            directory_, piece.writes ? "write" : "read", reason, without_);
     };
     for (std::size_t done = 0; done < piece.bytes;) {
         const auto place = static_cast<off_t>(piece.place + done);

@@ -22,7 +22,8 @@ class ScratchFile {
 
     // Makes the directory if it is absent. The file begins as zeros. UserError, with the reason, for a directory in
     // memory (tmpfs, ramfs), without room for `bytes`, or in which no file can be made.
-    ScratchFile(std::string directory, std::uint64_t bytes);
+    // `without` are the options that would do without the file, for errors.
+    ScratchFile(std::string directory, std::uint64_t bytes, std::string without);
     ~ScratchFile();  // waits for what has begun
     ScratchFile(const ScratchFile&) = delete;
     ScratchFile& operator=(const ScratchFile&) = delete;
@@ -70,7 +71,7 @@ class ScratchFile {
     std::string perform(const Piece& piece) const;
     bool finish(int transfer);
 
-    std::string directory_, note_;
+    std::string directory_, without_, note_;
     std::uint64_t bytes_;
     int file_ = -1;
     bool is_direct_ = true;

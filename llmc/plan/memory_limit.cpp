@@ -184,21 +184,30 @@ std::string gpus_that_fit(const RunSpec& spec, const FindNeeds& find, std::int64
 
 // The host's memory beside a GPU, or a disk, for the optimizer's state, and then for parameters.
 std::string offload_that_fits(RunSpec run, const std::function<bool(const RunSpec&)>& would_do, Tier tier) {
-    Offload& offload = run.mesh.sharding.offload;
-    if (offload.has_parameters() || run.moments_dtype == DType::uint8) return "";
-    const bool has_state = run.trains && !offload.has_state();
-    const std::string_view name = tier == Tier::host ? "cpu" : "nvme";
-    const std::string place = tier == Tier::host ? "" : " --nvme-dir DIR";
-    std::string options;
-    if (has_state) {
-        offload.state = tier;
-        options = fmt::format("--offload-optimizer {}", name);
-        if (would_do(run)) return options + place;
+    const Offload given = run.mesh.sharding.offload;
+    const bool moves_state = run.trains && run.moments_dtype != DType::uint8;
+    const Tier state = moves_state ? std::max(given.state, tier) : given.state,
+               parameters = std::max(given.parameters, tier);
+    const bool has_directory = given.state == Tier::disk || given.parameters == Tier::disk;
+    for (const auto& [to, parameters_to] :
+         {std::pair(state, given.parameters), std::pair(state, parameters)}) {
+        Offload& offload = run.mesh.sharding.offload;
+        std::string options;
+        const auto move = [&](std::string_view what, Tier from, Tier to_tier) {
+            if (from != to_tier)
+                options += fmt::format("{}--offload-{} {}", options.empty() ? "" : " ", what,
+                                       to_tier == Tier::host ? "cpu" : "nvme");
+        };
+        move("optimizer", given.state, to);
+        move("parameters", given.parameters, parameters_to);
+        if (options.empty()) continue;
+        offload.state = to;
+        offload.parameters = parameters_to;
+        run.mesh.sharding.prefetch_units =
+            std::max(run.mesh.sharding.prefetch_units, run.mesh.sharding.default_prefetch_units());
+        if (would_do(run)) return options + (tier == Tier::disk && !has_directory ? " --nvme-dir DIR" : "");
     }
-    offload.parameters = tier;
-    run.mesh.sharding.prefetch_units = run.mesh.sharding.default_prefetch_units();
-    options += fmt::format("{}--offload-parameters {}", options.empty() ? "" : " ", name);
-    return would_do(run) ? options + place : "";
+    return "";
 }
 
 std::string options_that_fit(const RunSpec& spec, const FindNeeds& find, std::int64_t micro_batch,
@@ -281,21 +290,16 @@ void refuse_memory(const RunNeeds& run, const Remedy& remedy) {
         advice);
 }
 
-std::string lack_of_host_memory(const RunNeeds& run) {
+std::string lack_of_host_memory(const RunNeeds& run, const FindNeeds& find) {
     const MachineMemory& machine = run.spec.machine;
-    const Offload& offload = run.spec.mesh.sharding.offload;
-    std::string advice;
-    for (const auto& [name, tier] :
-         {std::pair("optimizer", offload.state), std::pair("parameters", offload.parameters)}) {
-        if (tier == Tier::host) advice += fmt::format("--offload-{} nvme ", name);
-    }
+    const std::string advice = offload_that_fits(
+        run.spec, [&](const RunSpec& other) { return would_fit(other, find, run.micro_batch); }, Tier::disk);
     return fmt::format(
         "what is offloaded needs {} of the host's memory{}, but this machine has {} free; {}",
         human_bytes(run.largest_host_memory()),
         machine.host_processes > 1 ? fmt::format(" in each of {} processes", machine.host_processes) : "",
         human_bytes(machine.host_bytes),
-        advice.empty() ? "offload less, or take more machines"
-                       : fmt::format("a disk holds it: {}--nvme-dir DIR", advice));
+        advice.empty() ? "offload less, or take more machines" : fmt::format("a disk holds it: {}", advice));
 }
 
 std::string lack_of_memory(const RunNeeds& run, const Remedy& remedy) {

@@ -44,7 +44,7 @@ Remedy remedy_of(const RunNeeds& run, const FindNeeds& find);
 [[noreturn]] void refuse_memory(const RunNeeds& run, const Remedy& remedy);
 
 // Why what is offloaded to the host's memory beside GPUs does not fit there, and what would do.
-std::string lack_of_host_memory(const RunNeeds& run);
+std::string lack_of_host_memory(const RunNeeds& run, const FindNeeds& find);
 
 // "does not fit here: needs 28.1 GiB, 22.4 GiB free; --recompute block would fit"
 std::string lack_of_memory(const RunNeeds& run, const Remedy& remedy);

@@ -321,15 +321,15 @@ RunNeeds needs_of(const RunSpec& spec, const DeviceSizes& sizes, std::size_t sta
 RunPlan plan_run(const RunSpec& spec, const DeviceSizes& sizes, std::size_t staging_bytes) {
     const RunNeeds needs = needs_of(spec, sizes, staging_bytes);
     std::string lack;
+    const FindNeeds find = [&](const RunSpec& other, std::int64_t sequences) {
+        return needs_of(other, sizes, staging_bytes, sequences);
+    };
     if (!fits(spec.machine, needs.largest_memory())) {
-        const FindNeeds find = [&](const RunSpec& other, std::int64_t sequences) {
-            return needs_of(other, sizes, staging_bytes, sequences);
-        };
         const Remedy remedy = remedy_of(needs, find);
         if (!spec.may_exceed_machine) refuse_memory(needs, remedy);
         lack = lack_of_memory(needs, remedy);
     } else if (!fits_host(spec.machine, needs.largest_host_memory())) {
-        lack = lack_of_host_memory(needs);
+        lack = lack_of_host_memory(needs, find);
         if (!spec.may_exceed_machine) throw UserError(lack);
     }
     RunPlan plan = plan_with(spec, sizes, staging_bytes, needs.micro_batch);

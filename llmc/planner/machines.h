@@ -1,6 +1,7 @@
 // The machines of a planned run, and how fast they are.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <memory>
 #include <optional>
@@ -27,7 +28,9 @@ struct PlannedMachines {
     // The same of the host's memory beside a GPU, and of the disks.
     std::size_t usable_host() const { return gpu ? share_of(host_bytes) : 0; }
     std::size_t usable_disk() const { return share_of(nvme_bytes); }
-    std::size_t share_of(double bytes) const { return static_cast<std::size_t>(bytes / ranks_of_node); }
+    std::size_t share_of(double bytes) const {
+        return bytes > 0 ? std::max<std::size_t>(1, static_cast<std::size_t>(bytes / ranks_of_node)) : 0;
+    }
     std::unique_ptr<DeviceSizes> sizes;
 };
 

@@ -52,7 +52,7 @@ std::string verdict_text(const PlannedRun& run) {
         case Verdict::tight:
             return "tight, within the last GiB: " + of;
         default:
-            return "no: " + of;
+            return bytes > run.machines.usable ? "no: " + of : "no, what is offloaded does not: " + of;
     }
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <numeric>
 #include <sstream>
 #include <string_view>
@@ -18,6 +19,7 @@
 #include "llmc/plan/step_time.h"
 #include "llmc/plan/whole_pipeline.h"
 #include "llmc/train/command_line.h"
+#include "llmc/train/report.h"
 #include "llmc/train/run_spec.h"
 
 namespace llmc {
@@ -185,6 +187,9 @@ void refuse_unused(const PlannedRun& run) {
     const PlanOptions& asked = run.asked;
     if (asked.parameters && (run.described || run.options.is_given("model")))
         user_error("--parameters plans a size without an architecture; leave out it or --model");
+    if ((asked.parameters || run.described) &&
+        (run.options.is_given("offload-optimizer") || run.options.is_given("offload-parameters")))
+        user_error("--offload-* is planned for models that this program trains; leave it out");
     if (asked.levers && (run.described || asked.parameters))
         user_error("--levers lists options of a model that this program trains; leave it out");
     if (asked.days && !asked.search) user_error("--days needs --search, which finds the GPUs for it");
@@ -218,6 +223,8 @@ void settle(PlannedRun& run) {
                    {.processes = run.processes, .on_machine = run.machines.ranks_of_node});
     run.options = std::move(configuration.options);
     run.mesh = configuration.mesh;
+    if (!run.machines.gpu)
+        std::ranges::move(offload_without_effect(run.options), std::back_inserter(run.notes));
     run.staging_bytes = run.machines.gpu ? 0 : HostCommunicator::staging_bytes(run.mesh->world());
     run.spec = run_spec(run.options, *run.mesh, *run.machines.sizes);
     if (run.options.plans_only()) return;  // prints lists, whatever they need

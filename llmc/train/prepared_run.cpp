@@ -249,7 +249,8 @@ void PreparedRun::wait_for_disks() {
     const Tensor all{reinterpret_cast<std::byte*>(seconds.data()), DType::fp64, {world.size(), 1}};
     world.all_gather(all, all.slice(world.rank(), 1));
     world.set_timeout(std::chrono::seconds(options.communication_timeout) +
-                      std::chrono::duration<double>(2 * std::ranges::max(seconds)));
+                          std::chrono::duration<double>(2 * std::ranges::max(seconds)),
+                      "if a process may wait for its disk as long, give a longer --comm-timeout");
 }
 
 void PreparedRun::resume() {

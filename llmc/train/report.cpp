@@ -164,23 +164,33 @@ std::string sent_text(std::span<const StageNeeds> stages) {
     return text;
 }
 
-std::string offload_text(const PreparedRun& run) {
-    const Options& options = run.options;
+std::vector<std::string> offload_without_effect(const Options& options) {
     std::vector<std::string> texts;
     for (const auto& [name, tier] : {std::pair("optimizer", options.offload_optimizer),
                                      std::pair("parameters", options.offload_parameters)})
-        if (tier == "cpu" && !run.device().streams())
+        if (tier == "cpu")
             texts.push_back(fmt::format(
                 "--offload-{} cpu changes nothing: the CPU device's memory is that of the host", name));
-    const std::uint64_t bytes = run.plan.store.file_bytes;
-    const BytesMoved& moved = run.plan.moved;
-    if (bytes > 0) texts.push_back(fmt::format("{} per process in {}", human_bytes(bytes), options.nvme_dir));
-    if (run.trains && bytes > 0)
+    return texts;
+}
+
+std::string offload_text(const PreparedRun& run) {
+    const Options& options = run.options;
+    std::vector<std::string> texts;
+    if (!run.device().streams()) texts = offload_without_effect(options);
+    const auto [needs, stage] = largest_stage(run.plan.stages, [](const StageNeeds& of) {
+        return of.disk + of.moved.read + of.moved.written + of.moved.to_device + of.moved.from_device;
+    });
+    const BytesMoved& moved = needs.moved;
+    if (needs.disk > 0)
+        texts.push_back(fmt::format("{} per process in {}", human_bytes(needs.disk), options.nvme_dir));
+    if (run.plan.spec.trains && moved.read + moved.written > 0)
         texts.push_back(fmt::format("a step reads {} and writes {}", human_bytes(moved.read),
                                     human_bytes(moved.written)));
-    if (run.trains && moved.to_device + moved.from_device > 0)
+    if (run.plan.spec.trains && moved.to_device + moved.from_device > 0)
         texts.push_back(fmt::format("a step moves {} to the GPU and {} from it", human_bytes(moved.to_device),
                                     human_bytes(moved.from_device)));
+    if (!stage.empty()) texts.push_back(fmt::format("all this is{}, which moves most", stage));
     if (run.plan.spec.mesh.sharding.offload.has_parameters() && options.sample_tokens == 0 &&
         !options.is_given("sample-tokens"))
         texts.emplace_back("no samples, which --sample-tokens would ask for");
@@ -191,9 +201,10 @@ std::string disk_note(const RunPlan& plan, const ScratchFile::Speed& speed) {
     constexpr double endurance = 1200e12;  // bytes, of a common drive of 2 TB
     const auto read = static_cast<double>(plan.moved.read), written = static_cast<double>(plan.moved.written);
     return fmt::format(
-        "this process reads {:.1f} GB/s from its disk and writes {:.1f} GB/s: a step takes {:.2g} s at "
-        "least; a drive that may be written 1,200 TB lasts {} steps of a process",
-        speed.read / 1e9, speed.written / 1e9, std::max(read / speed.read, written / speed.written),
+        "this process reads {:.1f} GB/s from its disk and writes {:.1f} GB/s: a step takes {} at least; "
+        "a drive that may be written 1,200 TB lasts {} steps of a process",
+        speed.read / 1e9, speed.written / 1e9,
+        human_seconds(std::max(read / speed.read, written / speed.written)),
         grouped(static_cast<std::int64_t>(endurance / std::max(written, 1.0))));
 }
 
@@ -300,8 +311,9 @@ Rows summary_rows(const PreparedRun& run, const Outcome& outcome) {
             rows.emplace_back(
                 "disk",
                 fmt::format(
-                    "{} read and {} written in {:.1f} s, of which {:.0f}% were hidden behind computing",
-                    human_bytes(disk.read_bytes), human_bytes(disk.written_bytes), disk.ms / 1e3,
+                    "{}{} read and {} written in {:.1f} s, of which {:.0f}% were hidden behind computing",
+                    run.plan.spec.mesh.world() > 1 ? "of process 0: " : "", human_bytes(disk.read_bytes),
+                    human_bytes(disk.written_bytes), disk.ms / 1e3,
                     100 * std::max(0.0, 1 - disk.waited_ms / disk.ms)));
         rows.emplace_back("metrics", metrics_file(run.options, run.out_dir).string());
     }

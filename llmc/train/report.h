@@ -8,9 +8,11 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "llmc/plan/run_plan.h"
 #include "llmc/train/console.h"
+#include "llmc/train/options.h"
 
 namespace llmc {
 
@@ -41,6 +43,8 @@ std::string sent_text(std::span<const StageNeeds> stages);
 // "28.1 GiB per process", and the bytes of each arena on the stage that needs most.
 std::string memory_text(const Mesh& mesh, std::span<const StageNeeds> stages,
                         ArenaSizes StageNeeds::*memory = &StageNeeds::memory);
+// On CPUs: a sentence about each --offload-* cpu.
+std::vector<std::string> offload_without_effect(const Options& options);
 // The speed of the disk, what it makes of a step, and how long a drive lasts.
 std::string disk_note(const RunPlan& plan, const ScratchFile::Speed& speed);
 Rows summary_rows(const PreparedRun& run, const Outcome& outcome);

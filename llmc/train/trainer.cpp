@@ -150,7 +150,11 @@ void Trainer::run(const Step& list, const StepInput& input) {
 
 void Trainer::finish_update() {
     if (!waiting_) return;
+    const auto start = std::chrono::steady_clock::now();
     run(plan_.update, {.update = waiting_});
+    device_.synchronize();
+    const PhaseTimes phases = executor_.times();
+    finished_ = {std::chrono::steady_clock::now() - start, phases};
     leave_waiting({});
 }
 
@@ -181,7 +185,9 @@ StepMetrics Trainer::train_step(TrainingBatches& batches) {
     const double loss = results.loss_sum / global_tokens;
     const double norm = std::sqrt(results.norm_squared) / scaler_.scale();
     const bool is_skipped = scaler_.skips() && std::isfinite(loss) && !std::isfinite(norm);
-    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+    // With the update of the step before, also if a validation or a save has finished it.
+    const FinishedUpdate finished = std::exchange(finished_, {});
+    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start + finished.elapsed;
     if (!is_skipped && (!std::isfinite(loss) || !std::isfinite(norm))) {
         const ForwardPasses passes = forward_passes(plan_.training.micro_batches, std::ref(load));
         user_error(
@@ -206,11 +212,9 @@ StepMetrics Trainer::train_step(TrainingBatches& batches) {
     }
     // With what lists since the step before have moved: a validation or a save finishes the update first.
     std::optional<StepMetrics::Disk> disk;
+    if (store_.has_file()) disk = std::exchange(disk_of_step_, {});
     PhaseTimes phases = executor_.times();
-    if (store_.has_file()) {
-        disk = std::exchange(disk_of_step_, {});
-        phases[Phase::disk] = disk->waited_ms;
-    }
+    for (const Phase phase : all_phases) phases[phase] += finished.phases[phase];
     return {.step = progress_.step,
             .loss = loss,
             .grad_norm = is_skipped ? std::nullopt : std::optional(norm),

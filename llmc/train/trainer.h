@@ -2,6 +2,7 @@
 // validation or one sample, and moves its state to files and back. train_gpt.cu decides when.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -159,7 +160,13 @@ class Trainer {
     LossScaler scaler_;
     Fp8Scaler fp8_;
     Progress progress_;
-    std::optional<Update> waiting_;          // the last step's update
+    std::optional<Update> waiting_;  // the last step's update
+    // What finish_update() took since the last step: part of the next step's time.
+    struct FinishedUpdate {
+        std::chrono::duration<double> elapsed{};
+        PhaseTimes phases{};
+    };
+    FinishedUpdate finished_{};
     StepMetrics::Disk disk_, disk_of_step_;  // of all lists so far; of those since the last step's
     ScratchFile::Speed disk_speed_;
     std::string algorithms_;

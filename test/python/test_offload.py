@@ -118,6 +118,22 @@ def test_the_plan_has_less_memory(tmp_path):
     assert f"per process in {tmp_path}/disk; a step reads " in header
 
 
+def test_the_header_has_the_stage_that_moves_most(tmp_path):
+    options = [*MODEL, *PARAMETERS, "--pipeline-parallel=2", "--pipeline-layers=1,5", "--offload-parameters=nvme", *offloaded(tmp_path), "--steps=1"]
+    header = " ".join(program.run(*options, f"--out-dir={tmp_path}/run", ranks=2, env=ONE_THREAD).stdout.split())
+    first, second = program.Run(tmp_path / "run").record["pipeline"]["offload"]
+    assert first["disk"] < second["disk"]
+    assert f"{second['disk'] / 2**20:.1f} MiB per process in {tmp_path}/disk; a step reads {second['read'] / 2**20:.1f} MiB and" in header
+    assert "all this is of stage 1, which moves most" in header
+
+
+def test_a_step_has_its_update_also_if_a_validation_has_finished_it(tmp_path):
+    run = train(tmp_path / "run", *offloaded(tmp_path), "--steps=4", "--val-every=1", "--val-batches=1")
+    for line in run.lines[1:]:
+        assert line["phase_ms"]["update"] > 0 and line["phase_ms"]["disk"] > 0
+        assert sum(line["phase_ms"].values()) <= line["step_ms"]
+
+
 @pytest.mark.parametrize("options, line", [
     (["--offload-optimizer=nvme"], "--offload-optimizer nvme needs the disk's directory; add --nvme-dir DIR"),
     (["--nvme-dir=x"], "--nvme-dir needs --offload-optimizer nvme or --offload-parameters nvme"),

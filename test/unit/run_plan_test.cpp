@@ -249,6 +249,11 @@ TEST_F(Plans, ARefusalNamesADiskOnTheCpu) {
     EXPECT_EQ(advice(with_both),
               "--offload-optimizer nvme --offload-parameters nvme --nvme-dir DIR would fit");
     EXPECT_EQ(advice(with_both - 1), "give a smaller --model");
+    // A part of it was given.
+    RunSpec with_parameters = asked;
+    with_parameters.mesh.sharding.offload.parameters = Tier::disk;
+    with_parameters.machine = {.bytes = with_both};
+    EXPECT_EQ(last_advice(with_parameters), "--offload-optimizer nvme would fit");
 }
 
 // Beside a GPU, the host's memory takes it first, where it is known; and what exceeds that is refused.
@@ -275,6 +280,9 @@ TEST_F(Plans, ARefusalNamesTheHostsMemoryBesideAGpu) {
     EXPECT_EQ(last_advice(spec), "give a smaller --model");
     on_host.machine = {.host_bytes = 2 * host - 1, .host_processes = 2, .is_of_cpu = false};
     EXPECT_EQ(last_advice(on_host), "a disk holds it: --offload-optimizer nvme --nvme-dir DIR");
+    // Gradients remain.
+    on_host.machine.host_bytes = spec.model.layers();
+    EXPECT_EQ(last_advice(on_host), "offload less, or take more machines");
 }
 
 // Gradients in bf16 change the sums of a run, and more GPUs its cost. So the message names both after

@@ -45,7 +45,7 @@ constexpr std::size_t large = (std::size_t{5} << 19) + ScratchFile::alignment;
 
 TEST(ScratchFile, GivesBackWhatWasWritten) {
     const Folder folder;
-    ScratchFile file((folder.path / "made").string(), 3 * large);
+    ScratchFile file((folder.path / "made").string(), 3 * large, "");
     const Memory memory = aligned(large), again = aligned(large);
     for (const int seed : {1, 2}) {
         for (std::size_t i = 0; i < large; ++i) memory[i] = pattern(i, seed);
@@ -61,7 +61,7 @@ TEST(ScratchFile, GivesBackWhatWasWritten) {
 
 TEST(ScratchFile, TransfersRunAtOnce) {
     const Folder folder;
-    ScratchFile file(folder.path.string(), 8 * large);
+    ScratchFile file(folder.path.string(), 8 * large, "");
     std::vector<Memory> memory;
     std::vector<int> writing, reading;
     for (int part = 0; part < 8; ++part) {
@@ -82,7 +82,7 @@ TEST(ScratchFile, TransfersRunAtOnce) {
 
 std::string error_of(const std::string& directory, std::uint64_t bytes) {
     try {
-        const ScratchFile file(directory, bytes);
+        const ScratchFile file(directory, bytes, "");
     } catch (const UserError& error) {
         return error.what();
     }
@@ -106,7 +106,7 @@ TEST(ScratchFile, NamesWhyItCannotBeMade) {
 
 // Writes up to the limit of a file's size, which a process meets as it meets the end of a disk, and beyond it.
 [[noreturn]] void write_too_much(const std::string& directory) {
-    ScratchFile file(directory, 2 * large);
+    ScratchFile file(directory, 2 * large, "--offload-optimizer none");
     std::signal(SIGXFSZ, SIG_IGN);
     const rlimit limit{large, large};
     setrlimit(RLIMIT_FSIZE, &limit);
@@ -126,12 +126,13 @@ TEST(ScratchFile, AWriteThatFailsIsOneLine) {
     const Folder folder;
     GTEST_FLAG_SET(death_test_style, "threadsafe");
     EXPECT_EXIT(write_too_much(folder.path.string()), testing::ExitedWithCode(3),
-                "--nvme-dir .*: cannot write the state: File too large; resume with another directory");
+                "--nvme-dir .*: cannot write what is offloaded: File too large; start again or resume with "
+                "another directory, or with --offload-optimizer none");
 }
 
 TEST(ScratchFile, MustBeAligned) {
     const Folder folder;
-    ScratchFile file(folder.path.string(), large);
+    ScratchFile file(folder.path.string(), large, "");
     const Memory memory = aligned(large);
     EXPECT_THROW(file.begin_read(1, memory.get(), ScratchFile::alignment), ProgrammingError);
     EXPECT_THROW(file.begin_read(0, memory.get() + 512, ScratchFile::alignment), ProgrammingError);

@@ -168,7 +168,15 @@ ParameterStore::ParameterStore(Device& device, const Arenas& arenas, const Store
       pieces_(layout.pieces),
       parameter_places_(layout.parameter_places),
       layouts_(layout.units) {
-    if (layout.file_bytes > 0) file_ = std::make_unique<ScratchFile>(directory, layout.file_bytes);
+    if (layout.file_bytes > 0) {
+        const Offload& offload = sharding_.offload;
+        const bool has_state = offload.state == Tier::disk, has_parameters = offload.parameters == Tier::disk;
+        file_ =
+            std::make_unique<ScratchFile>(directory, layout.file_bytes,
+                                          fmt::format("{}{}{}", has_state ? "--offload-optimizer none" : "",
+                                                      has_state && has_parameters ? " " : "",
+                                                      has_parameters ? "--offload-parameters none" : ""));
+    }
     for (const BufferId& buffer : layout.piece_buffers) piece_buffers_.push_back(arenas[buffer]);
     const bool whole = sharding_.keeps_optimizer_whole();
     for (const UnitBufferIds& ids : layout.buffers) {
