@@ -56,7 +56,7 @@ using Size = std::int64_t MeshSizes::*;
 constexpr std::int64_t largest_size = 1 << 10;
 
 bool fits_model(const MeshSizes& sizes, const Limits& model) {
-    const std::int64_t chunks = sizes.pipeline * (sizes.pipeline > 1 ? sizes.virtual_stages : 1);
+    const std::int64_t chunks = sizes.pipeline * sizes.virtual_stages;
     return chunks <= model.layers &&
            std::ranges::all_of(model.shared, [&](const Piece& of) { return of.suits(sizes.tensor); }) &&
            (!sizes.sequence_parallel || model.sequence_length % sizes.tensor == 0);

@@ -51,9 +51,7 @@ class Peak {
     void see(std::size_t number, const BufferUse& use, bool writes) {
         if (!is_activation(use)) return;
         const Action& action = plan_.training.actions[number];
-        BufferPlace place = place_of(action, use);
-        if (use.role == BufferRole::tokens) place.slot = action.micro_batch;
-        Values& values = alive_[place];
+        Values& values = alive_[place_of(action, use)];
         const int part = use.role == BufferRole::recomputed ? use.unit : -1;
         const bool is_other =
             values.micro_batch != action.micro_batch || values.chunk != action.chunk || values.part != part;

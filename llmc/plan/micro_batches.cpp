@@ -58,7 +58,8 @@ std::int64_t best_micro_batch(const RunSpec& spec, std::int64_t limit) {
 
 void check_groups(const RunSpec& spec, std::int64_t micro_batch) {
     const std::int64_t sequences = spec.rank_sequences(), stages = spec.mesh.pipeline;
-    if (spec.virtual_stages == 1 || sequences / micro_batch % stages == 0) return;
+    if (spec.pipeline_schedule != PipelineSchedule::interleaved || sequences / micro_batch % stages == 0)
+        return;
     const Rule rule{"the stages of an interleaved schedule divide the micro-batches", sequences / micro_batch,
                     stages, ""};
     const auto refuse_number = [&](const std::string& change, const std::string& why,

@@ -98,6 +98,9 @@ BuffersInFlight in_flight(const RunPlan& plan) {
         most.residual_gradients = std::max(most.residual_gradients, of.residual_gradients);
         most.output_gradients = std::max(most.output_gradients, of.output_gradients);
         most.tokens = std::max(most.tokens, of.tokens);
+        most.residuals.resize(std::max(most.residuals.size(), of.residuals.size()));
+        for (std::size_t slot = 0; slot < of.residuals.size(); ++slot)
+            most.residuals[slot] = std::max(most.residuals[slot], of.residuals[slot]);
         if (list == &plan.training) most.first_parts = of.first_parts;
     }
     return most;
@@ -261,7 +264,8 @@ StageNeeds extrapolated(const StageNeeds& first, const StageNeeds& second, std::
 }  // namespace
 
 ShortStep::ShortStep(const RunSpec& spec)
-    : group(spec.virtual_stages > 1 ? spec.mesh.pipeline : 1), few(2 * spec.mesh.pipeline + 2 * group) {}
+    : group(spec.pipeline_schedule == PipelineSchedule::interleaved ? spec.mesh.pipeline : 1),
+      few(2 * spec.mesh.pipeline + 2 * group) {}
 
 // In every schedule, a group of micro-batches adds as much as the group before it once all stages are busy: bytes
 // that are sent, and with GPipe activations.

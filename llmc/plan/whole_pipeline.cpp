@@ -34,7 +34,7 @@ PartSizes part_sizes(const RunPlan& plan) {
 }
 
 std::vector<StagePart> parts_of_stages(const RunSpec& spec, const std::shared_ptr<const Outline>& outline) {
-    if (spec.mesh.pipeline == 1) return {whole_model(outline)};
+    if (spec.mesh.pipeline * spec.virtual_stages == 1) return {whole_model(outline)};
     PartCosts costs = part_costs(spec.model, spec.recompute);
     costs.are_dealt = spec.deals_layers;
     const auto layers = static_cast<int>(outline->layers.size());
@@ -48,7 +48,6 @@ std::vector<StagePart> parts_of_stages(const RunSpec& spec, const std::shared_pt
 }
 
 void check_chunks_of(const RunSpec& spec) {
-    if (spec.mesh.pipeline == 1) return;
     check_chunks({.schedule = spec.pipeline_schedule,
                   .stages = spec.mesh.pipeline,
                   .virtual_stages = spec.virtual_stages},

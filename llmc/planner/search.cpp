@@ -89,9 +89,12 @@ class Candidates {
     }
 
     void add_pipelines(Candidate mesh, int data, std::int64_t sequences) {
-        if (mesh.stages == 1) return add_micro_batches(mesh, data, sequences);
         const bool has_schedule =
             options_.is_given("pipeline-schedule") || options_.is_given("virtual-stages");
+        if (mesh.stages == 1) {
+            if (has_schedule) mesh.schedule = options_.kind_of_pipeline_schedule();
+            return add_micro_batches(mesh, data, sequences);
+        }
         const std::vector<PipelineSchedule> schedules =
             has_schedule ? std::vector{options_.kind_of_pipeline_schedule()}
                          : std::vector{PipelineSchedule::one_f_one_b, PipelineSchedule::interleaved,
@@ -100,6 +103,8 @@ class Candidates {
             mesh.schedule = schedule;
             std::vector<int> chunks = {1};
             if (schedule == PipelineSchedule::interleaved) chunks = chunks_of(mesh.stages);
+            if (schedule == PipelineSchedule::breadth_first)
+                chunks = {static_cast<int>(options_.layers() / mesh.stages)};
             if (options_.is_given("virtual-stages")) chunks = {options_.chunks_of_stage()};
             for (const int of_stage : chunks) {
                 mesh.chunks = of_stage;
@@ -119,7 +124,8 @@ class Candidates {
              choices("micro-batch-size", options_.micro_batch_size.value_or(1), sizes)) {
             mesh.micro_batch = size;
             if (sequences % size != 0) continue;
-            if (mesh.chunks > 1 && sequences / size % mesh.stages != 0) continue;
+            if (mesh.schedule == PipelineSchedule::interleaved && sequences / size % mesh.stages != 0)
+                continue;
             for (const std::string_view recompute :
                  choices("recompute", std::string_view(options_.recompute),
                          std::vector<std::string_view>{"none", "selective", "block"})) {
@@ -179,7 +185,8 @@ class Candidates {
         const auto seconds = [&](double bytes) {
             return gather_seconds(bytes, static_cast<int>(shards_of(mesh, data)), mesh.tensor, rates_);
         };
-        return micro_batches * (seconds(gradients) + (mesh.zero_stage == 3 ? 1.5 * seconds(gathered) : 0));
+        const double times = mesh.schedule == PipelineSchedule::breadth_first ? 1 : micro_batches;
+        return times * (seconds(gradients) + (mesh.zero_stage == 3 ? 1.5 * seconds(gathered) : 0));
     }
 
     double parameters_of_rank(const Candidate& mesh) const {

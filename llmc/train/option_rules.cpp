@@ -51,7 +51,10 @@ std::vector<DependentSetting> dependent_settings() {
     const auto fetches = [](const Options& o) {
         return !asked_sharding(o).keeps_parameters_whole() || o.offload_parameters != "none";
     };
-    const auto is_pipeline = [](const Options& o) { return o.pipeline_parallel > 1; };
+
+    const auto has_chunks = [](const Options& o) {
+        return o.pipeline_parallel > 1 || o.kind_of_pipeline_schedule() == PipelineSchedule::breadth_first;
+    };
     const auto shares_layers = [](const Options& o) { return o.tensor_parallel > 1; };
     const auto recomputes = [](const Options& o) { return o.recompute != "none"; };
     const auto exports = [](const Options& o) { return !o.export_file.empty(); };
@@ -60,7 +63,9 @@ std::vector<DependentSetting> dependent_settings() {
     constexpr std::string_view needs_fp16 = "needs --dtype fp16";
     constexpr std::string_view needs_evaluation = "needs --eval-hellaswag";
     constexpr std::string_view needs_gathering = "needs --zero-stage 3, which gathers parameters";
-    constexpr std::string_view needs_stages = "needs --pipeline-parallel 2 or more";
+    constexpr std::string_view
+        needs_stages = "needs --pipeline-parallel 2 or more",
+        needs_chunks = "needs --pipeline-parallel 2 or more, or --pipeline-schedule breadth-first";
     return {
         dependent("zero-shard-size", &Options::zero_shard_size, "zero-stage", "zero-shard-size",
                   "needs --zero-stage 1, 2 or 3", shards),
@@ -69,11 +74,11 @@ std::vector<DependentSetting> dependent_settings() {
         dependent("reshard-after-forward", &Options::reshard_after_forward, "zero-stage",
                   "reshard-after-forward=false", needs_gathering, gathers),
         dependent("pipeline-schedule", &Options::pipeline_schedule, "pipeline-parallel", "pipeline-schedule",
-                  needs_stages, is_pipeline),
+                  needs_stages, has_chunks),
         dependent("virtual-stages", &Options::virtual_stages, "pipeline-parallel", "virtual-stages",
-                  needs_stages, is_pipeline),
+                  needs_chunks, has_chunks),
         dependent("pipeline-layers", &Options::pipeline_layers, "pipeline-parallel", "pipeline-layers",
-                  needs_stages, is_pipeline),
+                  needs_chunks, has_chunks),
         dependent("sequence-parallel", &Options::sequence_parallel, "tensor-parallel", "sequence-parallel",
                   "needs --tensor-parallel 2 or more", shares_layers),
         dependent("eval-every", &Options::eval_every, "eval-hellaswag", "eval-every", needs_evaluation,
@@ -322,7 +327,11 @@ PipelineSchedule Options::kind_of_pipeline_schedule() const {
 }
 
 int Options::chunks_of_stage() const {
-    const int default_chunks = kind_of_pipeline_schedule() == PipelineSchedule::interleaved ? 2 : 1;
+    const PipelineSchedule passes = kind_of_pipeline_schedule();
+    const std::int64_t default_chunks = passes == PipelineSchedule::breadth_first
+                                            ? std::max<std::int64_t>(1, layers() / pipeline_parallel)
+                                        : passes == PipelineSchedule::interleaved ? 2
+                                                                                  : 1;
     return static_cast<int>(virtual_stages.value_or(default_chunks));
 }
 
@@ -363,6 +372,8 @@ Sharding sharding_of(const Options& o, int processes) {
                         .parameters = tier(o.offload_parameters),
                         .is_beside_host = is_gpu};
     sharding.prefetch_units = static_cast<int>(o.prefetch_units.value_or(sharding.default_prefetch_units()));
+    sharding.are_rounds_together = o.kind_of_pipeline_schedule() == PipelineSchedule::breadth_first &&
+                                   o.pipeline_parallel * o.chunks_of_stage() == o.layers();
     sharding.reduces_each_micro_batch = o.reduce_every.empty()
                                             ? sharding.reduces_each_micro_batch_by_default()
                                             : o.reduce_every == each_micro_batch;

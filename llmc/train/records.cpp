@@ -91,7 +91,7 @@ nlohmann::ordered_json run_record(const PreparedRun& run) {
         {"memory", memory_record(run.plan.memory.sizes())},
         {"offload", offload_record(run.plan.stages[static_cast<std::size_t>(run.plan.spec.mesh.stage())])},
     };
-    if (run.plan.pipeline.stages > 1) record["pipeline"] = pipeline_record(run.plan);
+    if (run.plan.pipeline.chunks() > 1) record["pipeline"] = pipeline_record(run.plan);
     if (run.validation) record["validation_windows"] = run.validation->fingerprint;
     if (run.data.unigram_loss) record["unigram_loss"] = *run.data.unigram_loss;
     if (run.data.source_entropy) record["source_entropy"] = *run.data.source_entropy;

@@ -65,10 +65,15 @@ std::string memory_text(const Mesh& mesh, std::span<const StageNeeds> stages,
 
 namespace {
 
-// "1f1b; stages of 2, 1 and 1 layers", or if interleaved: "chunks of 1, 1, 1 and 1 layers, 2 per stage".
+// "1f1b; stages of 2, 1 and 1 layers"; "interleaved; chunks of 1, 1, 1 and 1 layers, 2 per stage"; on a single stage
+// "breadth-first; each of 32 layers computes all micro-batches before the next".
 std::string pipeline_text(const RunPlan& plan) {
     const PipelineSpec& spec = plan.pipeline;
-    if (spec.stages == 1) return "";
+    if (spec.chunks() == 1) return "";
+    if (spec.stages == 1)
+        return fmt::format(
+            "{}; each of {} computes all micro-batches before the next", schedule_name(plan),
+            plural(spec.chunks(), spec.chunks() == plan.spec.model.layers() ? "layer" : "chunk"));
     std::string layers;
     for (int chunk = 0; chunk < spec.chunks(); ++chunk) {
         const bool last = chunk + 1 == spec.chunks();

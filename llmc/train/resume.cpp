@@ -304,7 +304,8 @@ std::vector<std::string> differences(const CheckpointInfo& checkpoint, const Opt
             const bool follows_stage = name == std::string_view("reduce-every") && !options.is_given(name);
             notes.push_back(fmt::format(
                 "--{} is {}, but was {} in the checkpoint{}", name, as_text(now[name]), as_text(then[name]),
-                follows_stage ? "; it follows --zero-stage, unless it is given" : ""));
+                follows_stage ? "; it follows --zero-stage and --pipeline-schedule, unless it is given"
+                              : ""));
         }
     }
     return notes;

@@ -255,8 +255,8 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
     setting("zero-shard-size", o.zero_shard_size,
             {"Shard over groups of N data-parallel processes (default: all)"}, any);
     setting("reduce-every", o.reduce_every,
-            {"Reduce gradients once per step or micro-batch (default: micro-batch from ZeRO stage 2, else "
-             "step)"},
+            {"Reduce gradients once per step or micro-batch (default: micro-batch from ZeRO stage 2, unless "
+             "layer by layer, else step)"},
             Choices{"step", "micro-batch"});
     setting("prefetch-units", o.prefetch_units,
             {"Gather parameters, with ZeRO stage 3, or bring them, with --offload-parameters, N units ahead "
@@ -296,7 +296,9 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
              "above 1)"},
             pipeline_schedule_names());
     setting("virtual-stages", o.virtual_stages,
-            {"Split each stage into N chunks of layers (default: 2 if interleaved, else 1)"}, any);
+            {"Split each stage into N chunks of layers (default: 2 if interleaved, each layer if "
+             "breadth-first, else 1)"},
+            any);
     setting(
         "pipeline-layers", o.pipeline_layers,
         {"Give the chunks these numbers of layers, such as 7,6,6,5 (default: balance their cost)", "LIST"},

@@ -29,8 +29,11 @@ struct Order {
     PipelineSchedule schedule;
     int virtual_stages = 1;
 };
-constexpr std::array all_orders = {Order{PipelineSchedule::one_f_one_b}, Order{PipelineSchedule::naive},
-                                   Order{PipelineSchedule::gpipe}, Order{PipelineSchedule::interleaved, 2},
+constexpr std::array all_orders = {Order{PipelineSchedule::one_f_one_b},
+                                   Order{PipelineSchedule::naive},
+                                   Order{PipelineSchedule::gpipe},
+                                   Order{PipelineSchedule::interleaved, 2},
+                                   Order{PipelineSchedule::breadth_first, 2},
                                    Order{PipelineSchedule::zb_h1}};
 
 constexpr std::array all_recomputes = {Recompute{},
@@ -55,10 +58,11 @@ constexpr std::array all_accumulations = {Accumulation{1, false}, Accumulation{4
                                           Accumulation{8, true}};
 
 // Whether the order of the work depends on which blocks recompute. zb-h1 splits the backward passes of the
-// others. Interleaved chunks share memory if the same blocks recompute.
+// others. Several chunks of a stage share memory if the same blocks recompute.
 bool tells_blocks_apart(PipelineSchedule schedule, const MeshSizes& mesh) {
     return mesh.pipeline > 1 &&
-           (schedule == PipelineSchedule::zb_h1 || schedule == PipelineSchedule::interleaved);
+           (schedule == PipelineSchedule::zb_h1 || schedule == PipelineSchedule::interleaved ||
+            schedule == PipelineSchedule::breadth_first);
 }
 
 void add_equals(std::vector<Equals>& all, const Matrix& matrix, const MeshSizes& mesh, const Dtypes& dtypes,
@@ -212,9 +216,11 @@ int count_unmet(const std::vector<Equals>& whole, const std::vector<Equals>& par
 std::string name_of_run(const Equals& run) {
     const TrainingSetting& s = run.front();
     return fmt::format("of_{}_{}{}_stages_{}_data_ranks_{}_tensor_ranks{}_{}{}_{}_micro_batches{}", s.ranks(),
-                       s.virtual_stages > 1 ? "interleaved_" : "", s.pipeline, s.sharding.ranks(), s.tensor,
-                       s.sequence_parallel ? "_of_some_tokens" : "", name_of(s.dtype),
-                       s.gradients == DType::bf16 ? "_gradients_too" : "", s.micro_batches,
+                       s.virtual_stages == 1                         ? ""
+                       : s.schedule == PipelineSchedule::interleaved ? "interleaved_"
+                                                                     : "breadth_first_",
+                       s.pipeline, s.sharding.ranks(), s.tensor, s.sequence_parallel ? "_of_some_tokens" : "",
+                       name_of(s.dtype), s.gradients == DType::bf16 ? "_gradients_too" : "", s.micro_batches,
                        s.sharding.reduces_each_micro_batch ? "_reduced_each" : "");
 }
 

@@ -18,12 +18,14 @@ using test::TrainingSetting;
 
 // Each stage sums the gradients of the shared matrix in the order of its backward passes; then the stages'
 // sums are added. With one chunk for each stage, all schedules have the same order. Micro-batches follow one
-// another from the first on, and the layers of each run from the last to the first. Interleaved chunks put
-// other layers on a stage, and mix passes of different chunks. (zb-h1 would also change the order, if only
-// some of a stage's layers with the matrix recomputed. The layers that recompute have one backward pass, and
-// the others have a second, later one. No setting here has such a stage.)
+// another from the first on, and the layers of each run from the last to the first. Several chunks put
+// other layers on a stage, and interleaved ones mix passes of different chunks. (zb-h1 would also change the
+// order, if only some of a stage's layers with the matrix recomputed. The layers that recompute have one
+// backward pass, and the others have a second, later one. No setting here has such a stage.)
 int order_of_sums(const TrainingSetting& setting) {
-    return setting.schedule == PipelineSchedule::interleaved ? 1 : 0;
+    return setting.schedule == PipelineSchedule::interleaved     ? 1
+           : setting.schedule == PipelineSchedule::breadth_first ? 2
+                                                                 : 0;
 }
 
 test::Matrix make_matrix() {

@@ -59,6 +59,18 @@ def test_trains_the_same_run(ranks, options, tmp_path):
 PARAMETERS = ["--layers=6", "--channels=64", "--global-batch-tokens=192"]
 
 
+def test_layer_by_layer_parameters_are_read_twice_a_step(tmp_path):
+    """However many micro-batches there are: for the forward and the backward pass, except those that are still there."""
+    options = [*PARAMETERS, "--tied-head=false", "--steps=3", "--val-every=2", "--val-batches=1", "--checkpoint-every=2",
+               "--offload-parameters=nvme", "--offload-optimizer=nvme", f"--nvme-dir={tmp_path}/disk"]
+    default, run, longer = (train(tmp_path / name, *options, *more) for name, more in
+                          (("default", []), ("layers", ["--pipeline-schedule=breadth-first"]),
+                           ("longer", ["--pipeline-schedule=breadth-first", "--global-batch-tokens=768", "--steps=1"])))
+    same(run, default)
+    assert run.record["offload"]["read"] == longer.record["offload"]["read"] < default.record["offload"]["read"]
+    assert run.record["offload"]["written"] == default.record["offload"]["written"]
+
+
 @pytest.mark.parametrize("ranks, options", [
     (1, ["--dtype=fp32", "--grad-clip=0.5"]),
     (1, [*BF16, "--offload-optimizer=nvme", "--model=llama-tiny", "--recompute=block"]),

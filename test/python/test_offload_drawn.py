@@ -16,12 +16,12 @@ def drawn(draw):
     pipeline, tensor, data = draw.choice([(1, 1, 1), (1, 1, 2), (1, 1, 4), (2, 1, 1), (4, 1, 1), (2, 1, 2), (1, 2, 2), (2, 2, 1)])
     options = [f"--pipeline-parallel={pipeline}", f"--tensor-parallel={tensor}", f"--tied-head={draw.choice(['true', 'false'])}"]
     micro_batches = 3
-    if pipeline > 1:
-        schedule = draw.choice(["gpipe", "1f1b", "interleaved", "zb-h1"])
+    schedule = draw.choice(["gpipe", "1f1b", "interleaved", "zb-h1", "breadth-first"] if pipeline > 1 else ["1f1b", "breadth-first"])
+    if pipeline > 1 or schedule == "breadth-first":
         options.append(f"--pipeline-schedule={schedule}")
-        if schedule == "interleaved":
-            options.append("--virtual-stages=2")
-            micro_batches = 2 * pipeline
+    if schedule == "interleaved":
+        options.append("--virtual-stages=2")
+        micro_batches = 2 * pipeline
     if tensor > 1:
         options += draw.choice([[], ["--sequence-parallel"]])
     if data > 1:

@@ -19,7 +19,7 @@ from test_zero import processes, sample, sent, train
 SMALL = ["--layers=4", "--micro-batch-size=2", "--check-replicas-every=2"]
 TOLERANCE = 2e-5  # relative difference of losses in fp32
 ORDERS = [["--pipeline-schedule=1f1b"], ["--pipeline-schedule=naive"], ["--pipeline-schedule=gpipe"],
-          ["--pipeline-schedule=interleaved"], ["--pipeline-schedule=zb-h1"]]
+          ["--pipeline-schedule=interleaved"], ["--pipeline-schedule=breadth-first"], ["--pipeline-schedule=zb-h1"]]
 
 
 def mesh(stages, *more):
@@ -30,7 +30,7 @@ def test_every_schedule_is_the_same_run(tmp_path):
     """Compares losses, norms, validation, samples and files, with all ZeRO stages and recompute."""
     options = [*SMALL, "--steps=6", "--reduce-every=micro-batch", "--sample-tokens=30", "--temperature=0"]
     more = [["--zero-stage=0"], ["--zero-stage=1", "--recompute=selective"], ["--zero-stage=2"],
-            ["--zero-stage=3", "--recompute=block", "--recompute-every=2"], ["--zero-stage=3", "--recompute=block"]]
+            ["--zero-stage=3", "--recompute=block", "--recompute-every=2"], ["--zero-stage=3"], ["--zero-stage=3", "--recompute=block"]]
     runs = [train(tmp_path / str(number), *options, *mesh(2), *order, *with_these)
             for number, (order, with_these) in enumerate(zip(ORDERS, more))]
     for (_, results, out), order in zip(runs, ORDERS):
@@ -52,13 +52,42 @@ def test_every_schedule_is_the_same_run(tmp_path):
 def test_an_odd_number_of_stages_is_the_same_run(tmp_path):
     """Chunks of an interleaved schedule pass the residual stream around a ring of three stages."""
     options = ["--layers=6", "--micro-batch-size=2", "--global-batch-tokens=384", "--steps=3", "--sample-tokens=0"]
-    schedules = [[], ["--pipeline-schedule=interleaved", "--virtual-stages=2"], ["--pipeline-schedule=zb-h1"]]
+    schedules = [[], ["--pipeline-schedule=interleaved", "--virtual-stages=2"], ["--pipeline-schedule=breadth-first"],
+                 ["--pipeline-schedule=zb-h1"]]
     first, *others = [train(tmp_path / str(number), *options, *mesh(3), *schedule, ranks=3)[:2]
                       for number, schedule in enumerate(schedules)]
     for run, results in others:
         assert results == first[1] and digest(run.out_dir / "w.safetensors") == digest(first[0].out_dir / "w.safetensors")
     _, (losses, *_), _ = train(tmp_path / "whole", *options, ranks=1)
     assert first[0].losses == pytest.approx(losses, rel=TOLERANCE)
+
+
+LAYER_BY_LAYER = ["--pipeline-schedule=breadth-first"]
+
+
+@pytest.mark.parametrize("ranks, options", [
+    (1, []), (1, ["--virtual-stages=2", "--recompute=selective"]), (2, ["--tensor-parallel=2", "--sequence-parallel"]),
+    (2, ["--zero-stage=0", "--recompute=block"]), (2, ["--zero-stage=1", "--reduce-every=micro-batch"]),
+    (2, ["--zero-stage=2", "--reduce-every=micro-batch"]), (2, ["--zero-stage=2", "--reduce-every=step"]),
+    (2, ["--zero-stage=3", "--reduce-every=micro-batch", "--recompute=block", "--recompute-every=2"]),
+    (2, ["--zero-stage=3", "--reduce-every=step", "--prefetch-units=2", "--dtype=bf16", "--gradient-dtype=bf16"]),
+    (4, ["--zero-stage=3", "--zero-shard-size=2", "--reduce-every=step", "--overlap-grad-reduce=false"])], ids=str)
+def test_layer_by_layer_is_the_same_run(ranks, options, tmp_path):
+    """On one stage, with an untied head: each sum of gradients keeps its order."""
+    options = [*SMALL, "--tied-head=false", "--steps=5", "--val-every=2", "--sample-tokens=0", *options]
+    default, results, _ = train(tmp_path / "default", *[option for option in options if "virtual" not in option], ranks=ranks)
+    run, same, _ = train(tmp_path / "layers", *options, *LAYER_BY_LAYER, ranks=ranks)
+    assert same == results
+    assert run.record["pipeline"]["stages"] == 1
+    assert (sum(run.record["bytes_sent"].values()) < sum(default.record["bytes_sent"].values())) == ("--zero-stage=3" in options)
+
+
+def test_layer_by_layer_a_layer_is_gathered_twice_and_reduced_once(tmp_path):
+    options = [*SMALL, "--tied-head=false", "--steps=1", "--zero-stage=3", "--sample-tokens=0", *LAYER_BY_LAYER]
+    two, many = (train(tmp_path / str(tokens), *options, f"--global-batch-tokens={tokens}", ranks=2)[0] for tokens in (128, 640))
+    assert [run.record["micro_batches"] for run in (two, many)] == [2, 10]
+    assert two.record["bytes_sent"] == many.record["bytes_sent"]
+    assert two.record["memory"]["gradients"] == many.record["memory"]["gradients"]
 
 
 @pytest.mark.parametrize("mesh_of_8", [mesh(2, "--pipeline-schedule=zb-h1"), ["--tensor-parallel=2", "--sequence-parallel"]],

@@ -50,7 +50,9 @@ TEST(Stages, AgreeInEverySchedule) {
     int checked = 0;
     for_all_pipelines([&](const PipelineSpec& pipeline) {
         // Chunks of 1 and of 2 blocks.
-        const int layers = pipeline.chunks() + pipeline.chunks() / 2;
+        const bool are_single =
+            pipeline.schedule == PipelineSchedule::breadth_first && pipeline.micro_batches % 2 == 1;
+        const int layers = pipeline.chunks() + (are_single ? 0 : pipeline.chunks() / 2);
         for_all_settings([&](const StepSpec& spec) {
             const std::vector<StepSpec> specs = stage_specs(pipeline, layers, spec);
             expect_sound(specs, build_training_step, "training");

@@ -39,6 +39,7 @@ class PipelinePlans : public testing::Test {
     void for_all(const std::function<void(const std::vector<RunPlan>&)>& f, const Recompute& recompute = {}) {
         for (const PipelineSchedule schedule : all_pipeline_schedules) {
             const bool is_interleaved = schedule == PipelineSchedule::interleaved;
+            const bool has_chunks = is_interleaved || schedule == PipelineSchedule::breadth_first;
             for (const int stages : {2, 3, 4}) {
                 for (const int micro_batches : {1, 2, 3, 12}) {
                     if (is_interleaved && micro_batches % stages != 0) continue;
@@ -51,7 +52,7 @@ class PipelinePlans : public testing::Test {
                                                 .sequence_parallel = split.sequence_parallel,
                                                 .sharding = sharding},
                                        .pipeline_schedule = schedule,
-                                       .virtual_stages = is_interleaved ? 2 : 1,
+                                       .virtual_stages = has_chunks ? 2 : 1,
                                        .recompute = recompute,
                                        .global_batch_tokens = micro_batches * sharding.ranks() * B * T,
                                        .micro_batch_sequences = B};
@@ -88,6 +89,8 @@ int slots_of(const PipelineSpec& spec, int stage) {
             return 1;
         case PipelineSchedule::gpipe:
             return m;
+        case PipelineSchedule::breadth_first:
+            return m * v;
         case PipelineSchedule::one_f_one_b:
             return std::min(m, p - stage);
         case PipelineSchedule::interleaved:
@@ -242,14 +245,16 @@ TEST_F(PipelinePlans, RecomputeKeepsLessOfEachInFlight) {
 }
 
 // This arena holds one input that is received ahead, and two gradients: one is received and one is sent. A
-// third gradient, which is in use, is elsewhere.
+// third gradient, which is in use, is elsewhere. Breadth-first, the gradients of all micro-batches wait for the next
+// chunk.
 TEST_F(PipelinePlans, TheirOwnArenaHoldsWhatIsReceivedAndSent) {
     for_all_splits([&](const std::vector<RunPlan>& plans) {
         for (int stage = 0; stage < std::ssize(plans); ++stage) {
             const RunPlan& plan = plans[static_cast<std::size_t>(stage)];
             const PipelineSpec& spec = plan.pipeline;
             const bool beside = receives_while_slots_are_full(spec, stage, slots_of(spec, stage));
-            const std::int64_t gradients = std::min(2, spec.micro_batches * spec.virtual_stages - 1);
+            const int waiting = spec.schedule == PipelineSchedule::breadth_first ? spec.micro_batches + 1 : 2;
+            const std::int64_t gradients = std::min(waiting, spec.micro_batches * spec.virtual_stages - 1);
             EXPECT_EQ(bytes(plan, ArenaKind::pipeline), (gradients + (beside ? 1 : 0)) * Sizes(split).stream)
                 << "stage " << stage;
         }

@@ -28,8 +28,9 @@ std::string text_of(const PipelineSpec& spec) {
 void for_all(const std::function<void(const PipelineSpec&)>& f) {
     for (const PipelineSchedule schedule : all_pipeline_schedules) {
         const bool is_interleaved = schedule == PipelineSchedule::interleaved;
+        const bool has_chunks = is_interleaved || schedule == PipelineSchedule::breadth_first;
         for (int p = 2; p <= 16; ++p)
-            for (int v = is_interleaved ? 2 : 1; v <= (is_interleaved ? 4 : 1); ++v)
+            for (int v = is_interleaved ? 2 : 1; v <= (has_chunks ? 4 : 1); ++v)
                 for (int m = is_interleaved ? p : 1; m <= 64; m += is_interleaved ? p : 1)
                     f({.schedule = schedule, .stages = p, .virtual_stages = v, .micro_batches = m});
     }
@@ -53,6 +54,9 @@ double formula_of_idle(const PipelineSpec& spec, const PassTimes& times) {
         case PipelineSchedule::one_f_one_b:
         case PipelineSchedule::interleaved:  // (p-1) (vF + vB + vW) / v
             return (p - 1) * (F + B + W);
+        case PipelineSchedule::
+            breadth_first:  // With fewer micro-batches than stages, each chunk waits for the one before.
+            return ((p - 1) + (spec.virtual_stages - 1) * std::max(0.0, p - m)) * (F + B + W);
         case PipelineSchedule::zb_h1:
             return (p - 1) * (F + B) - (std::min(m, p) - 1) * std::min({F, B, W});
     }
@@ -67,6 +71,8 @@ int formula_of_flight(const PipelineSpec& spec, int stage) {
             return 1;
         case PipelineSchedule::gpipe:
             return m;
+        case PipelineSchedule::breadth_first:
+            return m * v;
         case PipelineSchedule::one_f_one_b:
             return std::min(m, p - stage);
         case PipelineSchedule::interleaved:
@@ -155,12 +161,19 @@ TEST(Pipeline, ASchedulesPassesAsLiteratureDrawsThem) {
     spec = {.schedule = PipelineSchedule::interleaved, .stages = 2, .virtual_stages = 2, .micro_batches = 4};
     EXPECT_EQ(text(spec, 0), "F0 F1 F0' F1' F2 B0' F3 B1' F2' B0 F3' B1 B2' B3' B2 B3");
     EXPECT_EQ(text(spec, 1), "F0 F1 F0' B0' F1' B1' F2 B0 F3 B1 F2' B2' F3' B3' B2 B3");
+    spec = {
+        .schedule = PipelineSchedule::breadth_first, .stages = 2, .virtual_stages = 2, .micro_batches = 3};
+    EXPECT_EQ(text(spec, 0), "F0 F1 F2 F0' F1' F2' B0' B1' B2' B0 B1 B2");
+    EXPECT_EQ(text(spec, 1), text(spec, 0));
 }
 
 TEST(Pipeline, OneStageIsOneProcess) {
     for (const PipelineSchedule schedule : all_pipeline_schedules) {
         const PipelineSpec spec{.schedule = schedule,
-                                .virtual_stages = schedule == PipelineSchedule::interleaved ? 3 : 1,
+                                .virtual_stages = schedule == PipelineSchedule::interleaved ||
+                                                          schedule == PipelineSchedule::breadth_first
+                                                      ? 3
+                                                      : 1,
                                 .micro_batches = 5};
         EXPECT_NO_THROW(check_passes(spec, pipeline_passes(spec)));
         const Timeline timeline = simulate(spec, pipeline_passes(spec), equal_times(spec, {1, 1, 1, 100}));

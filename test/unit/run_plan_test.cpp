@@ -109,25 +109,32 @@ TEST_F(Plans, NeedsAreThoseOfTheWholePlan) {
                                      {9, 57, 3, 3}, {13, 60, 5, 2}, {13, 61, 5, 1}, {12, 4, 4, 3}};
     for (const auto& [layers, micro_batches, pipeline, virtual_stages] : sizes) {
         for (const PipelineSchedule schedule : all_pipeline_schedules) {
-            if ((schedule == PipelineSchedule::interleaved) != (virtual_stages > 1)) continue;
+            const bool is_breadth_first = schedule == PipelineSchedule::breadth_first;
+            if (!is_breadth_first && (schedule == PipelineSchedule::interleaved) != (virtual_stages > 1))
+                continue;
             for (const int zero : {0, 1, 2, 3}) {
                 for (const RecomputeKind kind :
                      {RecomputeKind::none, RecomputeKind::selective, RecomputeKind::block}) {
-                    const RunSpec spec{.model = gpt2({layers, 2, 32, 16, 256}),
-                                       .dtype = DType::bf16,
-                                       .gradient_dtype = zero == 1 ? DType::bf16 : DType::fp32,
-                                       .mesh = {.pipeline = pipeline,
-                                                .tensor = 2,
-                                                .sequence_parallel = true,
-                                                .sharding = {.stage = zero,
-                                                             .shards = zero == 0 ? 4 : 2,
-                                                             .replicas = zero == 0 ? 1 : 2,
-                                                             .reduces_each_micro_batch = zero > 1}},
-                                       .pipeline_schedule = schedule,
-                                       .virtual_stages = virtual_stages,
-                                       .recompute = {.kind = kind, .every = 2},
-                                       .global_batch_tokens = micro_batches * 4 * 16,
-                                       .micro_batch_sequences = 1};
+                    const RunSpec spec{
+                        .model = gpt2({layers, 2, 32, 16, 256}),
+                        .dtype = DType::bf16,
+                        .gradient_dtype = zero == 1 ? DType::bf16 : DType::fp32,
+                        .mesh = {.pipeline = pipeline,
+                                 .tensor = 2,
+                                 .sequence_parallel = true,
+                                 .sharding = {.stage = zero,
+                                              .shards = zero == 0 ? 4 : 2,
+                                              .replicas = zero == 0 ? 1 : 2,
+                                              .reduces_each_micro_batch =
+                                                  zero == 2 || (zero == 3 && !is_breadth_first),
+                                              .are_rounds_together =
+                                                  is_breadth_first && layers % pipeline == 0}},
+                        .pipeline_schedule = schedule,
+                        .virtual_stages =
+                            is_breadth_first ? static_cast<int>(layers / pipeline) : virtual_stages,
+                        .recompute = {.kind = kind, .every = 2},
+                        .global_batch_tokens = micro_batches * 4 * 16,
+                        .micro_batch_sequences = 1};
                     expect_needs(plan_run(spec, device_->sizes(), 4096),
                                  needs_of(spec, device_->sizes(), 4096));
                 }

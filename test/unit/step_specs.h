@@ -31,9 +31,12 @@ inline std::vector<StepSpec> stage_specs(const PipelineSpec& pipeline, int layer
     std::vector<StepSpec> specs;
     for (int stage = 0; stage < pipeline.stages; ++stage) {
         StepSpec& of = specs.emplace_back(spec);
-        of.part = pipeline.stages == 1 ? whole_model(layers) : part_of_stage(chunks, pipeline.stages, stage);
+        of.part =
+            pipeline.chunks() == 1 ? whole_model(layers) : part_of_stage(chunks, pipeline.stages, stage);
         of.stage = stage;
         of.pipeline = pipeline;
+        of.sharding.are_rounds_together =
+            pipeline.schedule == PipelineSchedule::breadth_first && pipeline.chunks() == layers;
     }
     return specs;
 }
@@ -42,8 +45,9 @@ inline std::vector<StepSpec> stage_specs(const PipelineSpec& pipeline, int layer
 inline void for_all_pipelines(const std::function<void(const PipelineSpec&)>& f) {
     for (const PipelineSchedule schedule : all_pipeline_schedules) {
         const bool is_interleaved = schedule == PipelineSchedule::interleaved;
+        const bool has_chunks = is_interleaved || schedule == PipelineSchedule::breadth_first;
         for (int p = is_interleaved ? 2 : 1; p <= 5; ++p) {
-            for (int v = is_interleaved ? 2 : 1; v <= (is_interleaved ? 3 : 1); ++v) {
+            for (int v = is_interleaved ? 2 : 1; v <= (has_chunks ? 3 : 1); ++v) {
                 for (const int m : {1, 2, 3, 5, 8}) {
                     if (is_interleaved && m % p != 0) continue;
                     const PipelineSpec spec{

@@ -13,7 +13,7 @@
 namespace llmc {
 
 std::string_view name_of(PipelineSchedule schedule) {
-    return name_among(schedule, "naive", "gpipe", "1f1b", "interleaved", "zb-h1");
+    return name_among(schedule, "naive", "gpipe", "1f1b", "interleaved", "breadth-first", "zb-h1");
 }
 
 std::string_view name_of(PassKind kind) {
@@ -29,17 +29,17 @@ void check_chunks(const PipelineSpec& spec, std::int64_t layers) {
     if (p < 1) user_error("--pipeline-parallel {} is out of range; give 1 or more", p);
     if (v < 1) user_error("--virtual-stages {} is out of range; give 1 or more", v);
     check(p <= layers, "pipeline: fewer layers than stages");
-    if (spec.schedule != PipelineSchedule::interleaved) {
+    if (spec.schedule != PipelineSchedule::interleaved && spec.schedule != PipelineSchedule::breadth_first) {
         if (v > 1)
-            refuse(
-                {"several chunks a stage need the interleaved schedule", v, 1,
-                 "--pipeline-schedule interleaved"},
-                "--virtual-stages {} needs --pipeline-schedule interleaved, but --pipeline-schedule is {}; "
-                "leave it out, or try --pipeline-schedule interleaved",
-                v, name_of(spec.schedule));
+            refuse({"several chunks a stage need the interleaved schedule", v, 1,
+                    "--pipeline-schedule interleaved"},
+                   "--virtual-stages {} needs --pipeline-schedule interleaved or breadth-first, but "
+                   "--pipeline-schedule "
+                   "is {}; leave it out, or try --pipeline-schedule interleaved",
+                   v, name_of(spec.schedule));
         return;
     }
-    if (v == 1)
+    if (v == 1 && spec.schedule == PipelineSchedule::interleaved)
         refuse({"the interleaved schedule needs several chunks a stage", v, 2, "--pipeline-schedule 1f1b"},
                "--pipeline-schedule interleaved needs --virtual-stages 2 or more; with 1, try "
                "--pipeline-schedule 1f1b");
@@ -67,6 +67,7 @@ int forwards_first(const PipelineSpec& spec, int stage) {
         case PipelineSchedule::naive:
             return 0;
         case PipelineSchedule::gpipe:
+        case PipelineSchedule::breadth_first:
             return all;
         case PipelineSchedule::one_f_one_b:
         case PipelineSchedule::zb_h1:
@@ -82,18 +83,18 @@ int forwards_first(const PipelineSpec& spec, int stage) {
 // stage without waiting for weight gradients, which fill the idle time at the end.
 int weight_halves_behind(const PipelineSpec& spec, int stage) { return spec.splits_backward() ? stage : 0; }
 
-// The k-th forward or backward pass of a stage. Groups of p micro-batches go through one chunk after another.
+// The k-th forward or backward pass of a stage. Groups of micro-batches go through one chunk after another.
 Pass nth_pass(const PipelineSpec& spec, PassKind kind, int stage, int k) {
-    const int p = spec.stages, v = spec.virtual_stages;
-    const int group = k / (p * v), turn = k % (p * v) / p;
+    const int size = spec.group(), v = spec.virtual_stages;
+    const int group = k / (size * v), turn = k % (size * v) / size;
     const int of_stage = kind == PassKind::forward ? turn : v - 1 - turn;
-    return {kind, of_stage * p + stage, group * p + k % p};
+    return {kind, of_stage * spec.stages + stage, group * size + k % size};
 }
 
 }  // namespace
 
 std::vector<Pass> passes_of_stage(const PipelineSpec& spec, int stage) {
-    check(spec.virtual_stages == 1 || spec.micro_batches % spec.stages == 0,
+    check(spec.micro_batches % spec.group() == 0,
           "interleaved: the number of micro-batches is not a multiple of the stages");
     const int all = spec.micro_batches * spec.virtual_stages;
     const int first = forwards_first(spec, stage), behind = weight_halves_behind(spec, stage);

@@ -31,14 +31,19 @@ enum class PipelineSchedule {
     // The same with several chunks per stage (Narayanan et al., "Efficient large-scale language model
     // training on GPU clusters using Megatron-LM", 2021).
     interleaved,
+    // All forward passes of a stage's first chunk, then those of its second, and so on; then all backward passes from
+    // the last chunk to the first (Lamy-Poirier, "Breadth-first pipeline parallelism", 2022). On one stage whose chunks
+    // are single layers, parameters and gradients are needed for one layer after another, and not once for each
+    // micro-batch ("vertical" in GreedySnake, 2025).
+    breadth_first,
     // Weight gradients are computed later than input gradients, at times when a stage would otherwise be idle
     // (Qi et al., "Zero bubble pipeline parallelism", 2023).
     zb_h1,
 };
-inline constexpr std::array all_pipeline_schedules = {PipelineSchedule::naive, PipelineSchedule::gpipe,
-                                                      PipelineSchedule::one_f_one_b,
-                                                      PipelineSchedule::interleaved, PipelineSchedule::zb_h1};
-// "naive", "gpipe", "1f1b", "interleaved", "zb-h1"
+inline constexpr std::array all_pipeline_schedules = {
+    PipelineSchedule::naive,       PipelineSchedule::gpipe,         PipelineSchedule::one_f_one_b,
+    PipelineSchedule::interleaved, PipelineSchedule::breadth_first, PipelineSchedule::zb_h1};
+// "naive", "gpipe", "1f1b", "interleaved", "breadth-first", "zb-h1"
 std::string_view name_of(PipelineSchedule schedule);
 
 enum class PassKind {
@@ -68,6 +73,10 @@ struct PipelineSpec {
     int stage_of(int chunk) const { return chunk % stages; }
     // Whether backward passes are split into backward_input and backward_weight.
     bool splits_backward() const { return schedule == PipelineSchedule::zb_h1; }
+    // So many micro-batches go through one chunk of a stage before they go through its next.
+    int group() const {
+        return schedule == PipelineSchedule::breadth_first ? micro_batches : virtual_stages > 1 ? stages : 1;
+    }
     // size(): the range of index_of(), which gives each (kind, chunk, micro-batch) a number. No schedule uses
     // all kinds.
     std::size_t size() const {
@@ -106,6 +115,7 @@ std::vector<std::size_t> run_through(const PipelineSpec& spec, const std::vector
 // per stage and m micro-batches, stage s holds:
 //   naive        1
 //   gpipe        m
+//   breadth-first  m v
 //   1f1b         min(m, p - s)
 //   interleaved  min(m v, (v + 1) p - 2 s - 1)
 //   zb-h1        min(m, p)

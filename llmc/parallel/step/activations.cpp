@@ -16,7 +16,8 @@ class LayOut {
         : layout_(layout),
           spec_(spec),
           outline_(*spec.part.outline),
-          sizes_(spec.lists->kinds.front().sizes) {}
+          sizes_(spec.lists->kinds.front().sizes),
+          has_stages_(!spec.part.takes_tokens() || !spec.part.makes_losses()) {}
 
     ActivationBuffers<BufferId> run() {
         const BuffersInFlight& in_flight = spec_.in_flight;
@@ -26,8 +27,8 @@ class LayOut {
         for (int slot = 0; slot < in_flight.slots; ++slot)
             ids.slots.push_back(slot_of(slot, in_flight.first_part(slot)));
         // Buffers that hold data only while it is received or sent belong to the pipeline arena.
-        const auto arena_if_transfer = [](bool is_transfer) {
-            return is_transfer ? ArenaKind::pipeline : ArenaKind::activations;
+        const auto arena_if_transfer = [this](bool is_transfer) {
+            return is_transfer && has_stages_ ? ArenaKind::pipeline : ArenaKind::activations;
         };
         for (int i = 0; i < in_flight.chunk_inputs; ++i) {
             ids.chunk_inputs.push_back(add(arena_if_transfer(i >= in_flight.slots * widths),
@@ -79,8 +80,9 @@ class LayOut {
                                             : std::vector<BufferId>());
         for (int place = 0; place < spec_.part.most_places_of_a_chunk(); ++place) {
             const Outline::OutlinedPart& part = outline_.part_with_output(first_part + place);
-            buffers.residual.push_back(
-                add(fmt::format("{}residual {}", prefix, place), sizes_.dtype, stream(part.output_width)));
+            if (has_stages_ || place < spec_.in_flight.residuals[static_cast<std::size_t>(slot)])
+                buffers.residual.push_back(add(fmt::format("{}residual {}", prefix, place), sizes_.dtype,
+                                               stream(part.output_width)));
             buffers.kept.push_back(kept(fmt::format("{}{}.", prefix, place), part,
                                         recompute_of(outline_, spec_.recompute, first_part + place)));
         }
@@ -124,6 +126,7 @@ class LayOut {
     const ActivationSpec& spec_;
     const Outline& outline_;
     const PartSizes& sizes_;
+    bool has_stages_;
     std::map<int, std::vector<BufferId>> recomputed_;  // by kind of part
 };
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -37,7 +38,7 @@ class StepBuilder {
           sharding_(spec.sharding),
           part_(spec.part),
           outline_(*spec.part.outline),
-          buffers_(spec.pipeline.stages > 1),
+          buffers_(spec.pipeline),
           units_(spec, step_) {
         step_.part = spec.part;
         step_.stage = spec.stage;
@@ -63,11 +64,10 @@ class StepBuilder {
         for (std::size_t i = 0; i < std::min(ahead, passes.size()); ++i) receive(passes[i]);
         for (std::size_t i = 0; i < passes.size(); ++i) {
             if (i + ahead < passes.size()) receive(passes[i + ahead]);
-            const bool backward_follows = i + 1 < passes.size() && makes_input_gradient(passes[i + 1].kind) &&
-                                          passes[i + 1].chunk == passes[i].chunk &&
-                                          passes[i + 1].micro_batch == passes[i].micro_batch;
+            const bool same_follows = i + 1 < passes.size() && passes[i + 1].chunk == passes[i].chunk;
+            following_ = same_follows ? std::optional(passes[i + 1].kind) : std::nullopt;
             pass_ = static_cast<int>(i);
-            perform(passes[i], backward_follows);
+            perform(passes[i]);
         }
     }
 
@@ -100,7 +100,11 @@ class StepBuilder {
     const Chunk& chunk_at(int chunk) const { return part_.chunks[static_cast<std::size_t>(chunk)]; }
     int local(const Pass& pass) const { return pass.chunk / stages(); }
 
+    // On a single stage, chunks pass on what stages send.
+    bool has_stages() const { return stages() > 1; }
+
     void receive(const Pass& pass) {
+        if (!has_stages()) return;
         const ChunkPass key{local(pass), pass.micro_batch};
         if (pass.kind == PassKind::forward && !chunk_of(pass).takes_tokens) {
             transfer(ActionKind::receive_activation, StreamKind::activations_in, pass, {},
@@ -124,7 +128,7 @@ class StepBuilder {
              .writes = std::move(writes)});
     }
 
-    void perform(const Pass& pass, bool backward_follows) {
+    void perform(const Pass& pass) {
         micro_batch_ = pass.micro_batch;
         chunk_ = local(pass);
         pass_kind_ = pass.kind;
@@ -134,17 +138,18 @@ class StepBuilder {
         if (pass.kind == PassKind::backward_weight && !is_split) return;
         // Takes the slot, and the buffers that receive() has not taken.
         if (pass.kind == PassKind::forward) {
-            if (chunk.takes_tokens || generates()) buffers_.take_input(key);
+            if (chunk.takes_tokens || (generates() && has_stages())) buffers_.take_input(key);
+            if (!has_stages() && !chunk.makes_losses) buffers_.take_input({chunk_ + 1, micro_batch_});
             buffers_.take_slot(key, kind_of_slot(chunk.first_with_input()));
-        } else if (makes_input_gradient(pass.kind) && chunk.makes_losses) {
+        } else if (makes_input_gradient(pass.kind) && (chunk.makes_losses || !has_stages())) {
             buffers_.take_gradient(key);
         }
         if (pass.kind == PassKind::backward_input && is_split) buffers_.take_outputs(key);
         place_ = buffers_.at(key);
         switch (pass.kind) {
             case PassKind::forward:
-                forward(chunk, backward_follows);
-                if (!chunk.makes_losses)
+                forward(chunk);
+                if (has_stages() && !chunk.makes_losses)
                     transfer(ActionKind::send_activation, StreamKind::activations_out, pass,
                              {stream(chunk.end_part)}, {});
                 break;
@@ -155,7 +160,7 @@ class StepBuilder {
                     backward(is_whole ? ActionKind::backward : ActionKind::backward_input, part);
                 }
                 units_.accumulate_received();
-                if (!chunk.takes_tokens)
+                if (has_stages() && !chunk.takes_tokens)
                     transfer(ActionKind::send_gradient, StreamKind::gradients_out, pass,
                              {gradient_in(place_.gradient, first_width(chunk))}, {});
                 break;
@@ -173,12 +178,12 @@ class StepBuilder {
         if (ends || is_over) buffers_.free(key);
     }
 
-    void forward(const Chunk& chunk, bool backward_follows) {
+    void forward(const Chunk& chunk) {
         for (int number = chunk.first_part; number < chunk.end_part; ++number) {
             const Outline::OutlinedPart& part = outline_.part(number);
             // In training, the backward pass computes the losses together with their gradients.
             if (part.makes_losses() && purpose_ == Purpose::training) continue;
-            if (part.takes_tokens() || (part.makes_losses() && !generates() && !chunk.takes_tokens)) load();
+            if (part.takes_tokens() || (part.makes_losses() && !generates() && !part_.takes_tokens())) load();
             std::vector<BufferUse> reads, writes;
             if (part.takes_tokens() || (part.makes_losses() && !generates())) reads.push_back({tokens});
             if (!part.takes_tokens()) reads.push_back(stream(number));
@@ -195,18 +200,19 @@ class StepBuilder {
                 writes.push_back(stream(number + 1));
             }
             compute(kind, number, reads, writes);
-            // The last layer's parameters stay if its backward pass comes next.
-            const bool stays =
-                backward_follows && number + 1 == chunk.end_part - (chunk.makes_losses ? 1 : 0);
-            release_after_forward(chunk, number, stays);
+            release_after_forward(chunk, number);
         }
     }
 
     // Releases a part's units after its forward pass. The backward pass may gather them again. A unit that
     // several parts of the chunk share is released after the last of them.
-    void release_after_forward(const Chunk& chunk, int number, bool stays) {
+    void release_after_forward(const Chunk& chunk, int number) {
         const Outline::OutlinedPart& part = outline_.part(number);
+        // The last layer's parameters stay if its backward pass comes next.
+        const bool stays = following_ && makes_input_gradient(*following_) &&
+                           number + 1 == chunk.end_part - (chunk.makes_losses ? 1 : 0);
         for (const int unit : Reversed(part.units)) {
+            if (next_pass_reads(chunk, unit)) continue;
             const bool comes_back = purpose_ == Purpose::training
                                         ? is_read_again(outline_, chunk, number, unit)
                                         : outline_.uses(unit, number + 1, chunk.end_part);
@@ -223,7 +229,7 @@ class StepBuilder {
         const Chunk& chunk = chunk_at(chunk_);
         const Outline::OutlinedPart& part = outline_.part(number);
         std::vector<BufferUse> reads, writes;
-        if (part.makes_losses() && !chunk.takes_tokens) load();
+        if (part.makes_losses() && !part_.takes_tokens()) load();
         if (part.makes_losses() || part.takes_tokens()) reads.push_back({tokens});
         for (const BufferUse& use : activations(number)) reads.push_back(use);
         if (!part.takes_tokens()) reads.push_back(stream(number));
@@ -254,8 +260,20 @@ class StepBuilder {
     }
     void release_after_backward(const Chunk& chunk, int number) {
         for (const int unit : Reversed(outline_.part(number).units)) {
-            if (!is_read_backward(outline_, unit, chunk.first_part, number)) units_.release(unit);
+            if (!is_read_backward(outline_, unit, chunk.first_part, number) && !next_pass_reads(chunk, unit))
+                units_.release(unit);
         }
+    }
+    // Whether a unit's parameters stay for the next pass, which is of the same chunk. They do if the chunk is a single
+    // layer, because then no other layer needs the buffer before.
+    bool next_pass_reads(const Chunk& chunk, int unit) const {
+        if (!following_ || chunk.layers() > 1) return false;
+        if (*following_ == PassKind::forward)
+            return outline_.uses(
+                unit, chunk.first_part,
+                chunk.end_part - (chunk.makes_losses && purpose_ == Purpose::training ? 1 : 0));
+        return makes_input_gradient(*following_) &&
+               is_read_backward(outline_, unit, chunk.first_part, chunk.end_part);
     }
 
     bool splits_backward(int part) const { return llmc::splits_backward(outline_, part, spec_.recompute); }
@@ -278,6 +296,8 @@ class StepBuilder {
     }
     BufferUse kept_stream(int part) const {
         if (place_of(part) == 0) return input_of(chunk_at(chunk_), place_.input);
+        if (!has_stages() && part == chunk_at(chunk_).end_part)
+            return input_of(chunk_at(chunk_ + 1), buffers_.at({chunk_ + 1, micro_batch_}).input);
         return {residual, place_of(part)};
     }
     // The width of the stream before a part. The model's last part makes losses, and no stream.
@@ -343,6 +363,7 @@ class StepBuilder {
     // The current pass.
     int pass_ = 0, chunk_ = 0, micro_batch_ = 0;
     PassKind pass_kind_ = PassKind::forward;
+    std::optional<PassKind> following_;  // the kind of the next pass, if it is of the same chunk
     ChunkPlace place_;
 };
 

@@ -97,7 +97,13 @@ class Checker {
 
     // A chunk, and a micro-batch.
     using Owner = std::pair<int, int>;
-    static Owner owner_of(const Action& action) { return {action.chunk, action.micro_batch}; }
+    Owner owner_of(const Action& action, const BufferUse& use) const {
+        // On a single stage, a chunk passes these on to the next.
+        const bool passes = use.role == BufferRole::chunk_input ||
+                            use.role == BufferRole::residual_gradient || use.role == BufferRole::rows;
+        const bool is_of_all = use.role == BufferRole::tokens || (passes && step_.stages == 1);
+        return {is_of_all ? -1 : action.chunk, action.micro_batch};
+    }
 
     void require(bool condition, std::string_view fault) const {
         if (!condition) programming_error(fmt::format("step: {} {}", describe(step_, where_), fault));
@@ -219,7 +225,7 @@ class Checker {
         if (belongs_to_micro_batch(use.role)) {
             const auto found = owner_.find(place_of(action, use));
             require(found != owner_.end(), "reads an activation that nobody wrote");
-            require(found->second == owner_of(action), "reads an activation of another micro-batch");
+            require(found->second == owner_of(action, use), "reads an activation of another micro-batch");
         }
         if (use.tier != Tier::device) return read_beside(action, use);
         switch (use.role) {
@@ -335,7 +341,7 @@ class Checker {
     }
 
     void write(const Action& action, const BufferUse& use) {
-        if (belongs_to_micro_batch(use.role)) owner_[place_of(action, use)] = owner_of(action);
+        if (belongs_to_micro_batch(use.role)) owner_[place_of(action, use)] = owner_of(action, use);
         if (use.tier != Tier::device) return write_beside(action, use);
         switch (use.role) {
             case BufferRole::recomputed:

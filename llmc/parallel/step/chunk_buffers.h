@@ -7,6 +7,8 @@
 #include <map>
 #include <vector>
 
+#include "llmc/parallel/pipeline/pipeline_schedule.h"
+
 namespace llmc {
 
 // A chunk of the stage, and a micro-batch.
@@ -22,8 +24,11 @@ struct ChunkPlace {
 
 class ChunkBuffers {
   public:
-    // In a pipeline there are three gradient buffers: one is received and one sent while one is used.
-    explicit ChunkBuffers(bool has_stages) : gradients_(has_stages ? 3 : 1) {}
+    // In a pipeline there are three gradient buffers: one is received and one sent while one is used; and more if the
+    // stage that receives them has all micro-batches of another chunk to compute first. On a single stage there is one
+    // for each micro-batch that is between two chunks.
+    explicit ChunkBuffers(const PipelineSpec& pipeline)
+        : has_stages_(pipeline.stages > 1), gradients_(gradients_of(pipeline)) {}
 
     int take_input(ChunkPass pass) { return places_[pass].input = take(inputs_); }
     int take_slot(ChunkPass pass, int kind) {
@@ -37,7 +42,9 @@ class ChunkBuffers {
     int take_outputs(ChunkPass pass) { return places_[pass].outputs = take(outputs_); }
     // Takes the gradient buffers in turn. They are never freed: an action that reuses one waits for the
     // action that used it (Action::after).
-    int take_gradient(ChunkPass pass) { return places_[pass].gradient = next_gradient_++ % gradients_; }
+    int take_gradient(ChunkPass pass) {
+        return places_[pass].gradient = (has_stages_ ? next_gradient_++ : pass.micro_batch) % gradients_;
+    }
     // Frees all but the gradient.
     void free(ChunkPass pass) {
         const auto found = places_.find(pass);
@@ -50,6 +57,12 @@ class ChunkBuffers {
     const ChunkPlace& at(ChunkPass pass) const { return places_.at(pass); }
 
   private:
+    static int gradients_of(const PipelineSpec& pipeline) {
+        const bool has_chunks = pipeline.virtual_stages > 1;
+        if (pipeline.stages == 1) return has_chunks ? pipeline.group() : 1;
+        const bool is_breadth_first = pipeline.schedule == PipelineSchedule::breadth_first;
+        return has_chunks && is_breadth_first ? pipeline.micro_batches + 2 : 3;
+    }
     static int take(std::vector<bool>& used) {
         const auto free = std::ranges::find(used, false);
         const auto index = static_cast<int>(free - used.begin());
@@ -65,6 +78,7 @@ class ChunkBuffers {
     };
     std::vector<Slot> slots_;
     std::vector<bool> inputs_, outputs_;  // whether each is in use
+    bool has_stages_;
     int gradients_, next_gradient_ = 0;
 };
 

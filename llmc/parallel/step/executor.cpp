@@ -31,7 +31,6 @@ Executor::Executor(const ModelLists& lists, Device& device, const MeshGroups& gr
       store_(store),
       activations_(activations),
       feed_(device, activations.tokens, micro_batches),
-      tokens_(activations.slots.size()),
       scratch_(first_bytes(activations.scratch)),
       angles_(first_bytes(activations.angles)),
       losses_(first_bytes(activations.losses)),
@@ -78,9 +77,14 @@ Executor::ParameterPlaces Executor::places_of(int number) const {
     return places;
 }
 
-void Executor::run(const Step& step, const StepInput& input) {
+void Executor::take(const Step& step, const StepInput& input) {
     step_ = &step;
     input_ = &input;
+    tokens_.resize(std::max(tokens_.size(), static_cast<std::size_t>(step.micro_batches)));
+}
+
+void Executor::run(const Step& step, const StepInput& input) {
+    take(step, input);
     check(input.update || !store_.update_waits(), "a list finishes the update that waits");
     transfers_.resize(std::max(transfers_.size(), step.actions.size()));
     ops_.fill(loss_sum(), 0.0F);
@@ -96,8 +100,7 @@ void Executor::autotune(const Step& step, std::int64_t sequences, const RowRange
         std::ranges::fill(targets, 0);
     };
     const StepInput input{.load = zeros, .sequences = sequences, .rows = rows};
-    step_ = &step;
-    input_ = &input;
+    take(step, input);
     ranks_ = ranks_.silent();
     for (const Action& action : step.actions) {
         if (action.stream == StreamKind::compute && action.kind != ActionKind::square &&
@@ -318,7 +321,8 @@ void Executor::load(const Action& action) {
     std::optional<BatchPlace> place;
     if (input_->step) place = {*input_->step, action.micro_batch};
     const auto these = fill(action.micro_batch), next = fill(action.micro_batch + 1);
-    tokens_[static_cast<std::size_t>(action.slot)] = feed_.load(place, input_->sequences, std::ref(these));
+    tokens_[static_cast<std::size_t>(action.micro_batch)] =
+        feed_.load(place, input_->sequences, std::ref(these));
     if (!place) return;
     BatchPlace following{*input_->step, action.micro_batch + 1};
     if (following.micro_batch == step_->micro_batches) following = {*input_->step + 1, 0};
@@ -361,8 +365,9 @@ PartMemory Executor::memory_of(const Action& action) const {
     memory[Space::output] = stream(action, action.writes).data;
     memory[Space::input_gradient] = gradient(action.writes).data;
     memory[Space::output_gradient] = gradient(action.reads).data;
-    memory[Space::tokens] = tokens_[slot].inputs.data;
-    memory[Space::targets] = tokens_[slot].targets.data;
+    const TokenBuffers<Tensor>& tokens = tokens_[static_cast<std::size_t>(action.micro_batch)];
+    memory[Space::tokens] = tokens.inputs.data;
+    memory[Space::targets] = tokens.targets.data;
     memory.all(Space::scratch) = scratch_;
     memory.all(Space::angles) = angles_;
     memory.all(Space::parameter) = parameters.parameters;

@@ -100,6 +100,8 @@ class Executor final : private Performer {
     PartMemory memory_of(const Action& action) const;
     Running running(const RowRange& rows) const;
     void sum_losses(const Action& action);
+    // Goes over to a list.
+    void take(const Step& step, const StepInput& input);
     void transfer(const Action& action);
     void gather_parameters(int unit);
     void reduce_scatter(const Action& action);
@@ -148,7 +150,7 @@ class Executor final : private Performer {
     const ParameterStore& store_;
     ActivationBuffers<Tensor> activations_;
     TokenFeed feed_;
-    std::vector<TokenBuffers<Tensor>> tokens_;  // for the micro-batch in each slot
+    std::vector<TokenBuffers<Tensor>> tokens_;  // by micro-batch
     // Pointers to the kept activations, by slot and by the part's position in its chunk.
     std::vector<std::vector<std::vector<std::byte*>>> kept_;
     std::vector<std::vector<std::byte*>> output_gradients_;

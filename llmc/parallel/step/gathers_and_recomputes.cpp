@@ -19,6 +19,15 @@ bool is_backward_after_recompute(const Action& action, const Action& before) {
            action.micro_batch == before.micro_batch;
 }
 
+// Whether both actions are of a chunk that is a single layer, in the same direction. Its parameters stay from one
+// micro-batch to the next.
+bool is_of_same_layer(const Step& step, const Action& action, const Action& before) {
+    const auto is_forward = [](const Action& of) { return of.kind == ActionKind::forward; };
+    return action.part >= 0 && before.part >= 0 && action.chunk == before.chunk &&
+           is_forward(action) == is_forward(before) && step.chunk_of(action).layers() == 1 &&
+           action.micro_batch != before.micro_batch;
+}
+
 // What brings a unit's parameters into a buffer before an action reads them there.
 struct Fetch {
     ActionKind kind;
@@ -69,7 +78,8 @@ void insert_fetches(Step& step, const Fetch& fetch, const Source& source) {
         if (!reads) continue;
         const Action* const before = parts.empty() ? nullptr : &step.actions[parts.back()];
         const bool continues = before && (is_backward_after_recompute(action, *before) ||
-                                          (action.unit >= 0 && action.unit == before->unit));
+                                          (action.unit >= 0 && action.unit == before->unit) ||
+                                          is_of_same_layer(step, action, *before));
         if (!continues) parts.push_back(i);
     }
 

@@ -23,13 +23,12 @@ bool belongs_to_unit(BufferRole role) {
 }
 
 bool belongs_to_micro_batch(BufferRole role) {
-    return lies_in_slot(role) || role == BufferRole::chunk_input || role == BufferRole::residual_gradient ||
-           role == BufferRole::output_gradients || role == BufferRole::rows || role == BufferRole::logits;
+    return lies_in_slot(role) || role == BufferRole::tokens || role == BufferRole::chunk_input ||
+           role == BufferRole::residual_gradient || role == BufferRole::output_gradients ||
+           role == BufferRole::rows || role == BufferRole::logits;
 }
 
-bool lies_in_slot(BufferRole role) {
-    return role == BufferRole::tokens || role == BufferRole::residual || role == BufferRole::saved;
-}
+bool lies_in_slot(BufferRole role) { return role == BufferRole::residual || role == BufferRole::saved; }
 
 namespace {
 
@@ -84,10 +83,13 @@ BuffersInFlight buffers_in_flight(const Step& step) {
     for (std::size_t i = 0; i < step.actions.size(); ++i) {
         const Action& action = step.actions[i];
         at_least(count.slots, action.slot);
+        const auto slot = static_cast<std::size_t>(action.slot);
+        if (slot >= count.residuals.size()) count.residuals.resize(slot + 1);
         if (action.kind == ActionKind::backward || action.kind == ActionKind::backward_input)
             first_parts[action.slot] = step.chunk_of(action).first_with_input();
         for (const auto* uses : {&action.reads, &action.writes}) {
             for (const BufferUse& use : *uses) {
+                if (use.role == BufferRole::residual) at_least(count.residuals[slot], use.index - 1);
                 if (use.role == BufferRole::chunk_input) at_least(count.chunk_inputs, use.index);
                 if (use.role == BufferRole::residual_gradient || use.role == BufferRole::rows)
                     at_least(count.residual_gradients, use.index);

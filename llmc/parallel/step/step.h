@@ -114,7 +114,7 @@ enum class BufferRole {
     gradient_sums,
     // Master weights and moments. Index: unit; on disk, the number of the piece in the whole model.
     optimizer,
-    // Inputs and targets.
+    // Inputs and targets, by micro-batch.
     tokens,
     // Residual stream before a chunk's first part with an input. Index: buffer * number of widths + width.
     chunk_input,
@@ -224,6 +224,9 @@ struct BuffersInFlight {
     // Other chunks that use it keep the same activations. The model's first part has no input, so a slot
     // without an entry gets part 1.
     std::vector<int> first_parts{};
+    // For each slot: how many outputs of parts it holds. On a single stage, the last output of a chunk lies in the next
+    // chunk's input.
+    std::vector<int> residuals{};
 
     int first_part(int slot) const {
         const auto index = static_cast<std::size_t>(slot);
@@ -296,7 +299,10 @@ struct BufferPlace {
     auto operator<=>(const BufferPlace&) const = default;
 };
 inline BufferPlace place_of(const Action& action, const BufferUse& use) {
-    return {use.role, use.index, lies_in_slot(use.role) ? action.slot : 0, use.tier};
+    const int owner = use.role == BufferRole::tokens ? action.micro_batch
+                      : lies_in_slot(use.role)       ? action.slot
+                                                     : 0;
+    return {use.role, use.index, owner, use.tier};
 }
 
 // For each action, the last earlier action of each other stream that it must wait for.

@@ -40,6 +40,9 @@ struct Sharding {
     // Gradients are reduced after each micro-batch, and the shards are added up. Otherwise they are reduced
     // once a step.
     bool reduces_each_micro_batch = false;
+    // All rounds of a layer's gradients follow one another. So its whole gradients may stay in their buffer between
+    // them.
+    bool are_rounds_together = false;
     // Parameters are gathered, or brought from where they are offloaded, this many parts of the model ahead.
     int prefetch_units = 1;
     bool reshards_after_forward =
@@ -83,18 +86,22 @@ struct Sharding {
     }
     bool updates_what_is_uploaded() const { return offload.updates_on_host() && updates_what_it_keeps(); }
 
-    // The default of reduces_each_micro_batch: true if gradients are sharded, so that no rank keeps whole
-    // gradients until the end of the step.
-    bool reduces_each_micro_batch_by_default() const { return !keeps_gradients_whole(); }
+    // The default of reduces_each_micro_batch: true if otherwise a rank would keep gradients whole until the end of the
+    // step that could be sharded.
+    bool reduces_each_micro_batch_by_default() const {
+        return !keeps_gradients_whole() && !are_rounds_together;
+    }
     // Whether gradients that could be sharded stay whole until the step's last micro-batch.
-    bool holds_back_gradients() const { return !keeps_gradients_whole() && !reduces_each_micro_batch; }
+    bool holds_back_gradients() const {
+        return !keeps_gradients_whole() && !reduces_each_micro_batch && !are_rounds_together;
+    }
     // Whether reduced shards are added up: a unit's gradients are made in several rounds, and each is
     // reduced.
     bool accumulates_shards(int rounds) const {
         return reduces_each_micro_batch && rounds > 1 && ranks() > 1;
     }
     bool rotates_gradients(int rounds) const {
-        return !keeps_gradients_whole() && (reduces_each_micro_batch || rounds == 1);
+        return !keeps_gradients_whole() && (reduces_each_micro_batch || rounds == 1 || are_rounds_together);
     }
     // Whether reduced gradients have a buffer of their own. Otherwise they lie in the rank's part of the
     // whole gradients.

@@ -88,7 +88,7 @@ void UnitActions::end(int unit, Round round) {
 
 // Goes on with the sum of earlier rounds that the host has.
 void UnitActions::bring_gradients(int unit, const BufferUse& to) {
-    if (!leave_device(unit)) return;
+    if (!leave_device(unit) || sharding_.are_rounds_together) return;
     add({.kind = ActionKind::upload_gradients,
          .stream = StreamKind::to_device,
          .unit = unit,
@@ -98,7 +98,8 @@ void UnitActions::bring_gradients(int unit, const BufferUse& to) {
 
 // Gives the host the sum of the rounds so far, if another unit needs the buffer, or what it updates with.
 void UnitActions::give_gradients(int unit, bool are_complete) {
-    if (!leave_device(unit) && !(are_complete && offload().updates_on_host())) return;
+    if (!are_complete && (!leave_device(unit) || sharding_.are_rounds_together)) return;
+    if (!leave_device(unit) && !offload().updates_on_host()) return;
     if (leave_device(unit) && are_complete) square(unit);
     add({.kind = ActionKind::download_gradients,
          .stream = StreamKind::from_device,
