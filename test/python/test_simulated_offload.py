@@ -16,6 +16,7 @@ FP32 = ["--dtype=fp32"]
 SHORT = [*BF16, "--gradient-dtype=bf16"]
 SMALL = [*BF16, "--master-dtype=none", "--moments-dtype=bf16"]
 PIPELINE = ["--pipeline-parallel=2", "--pipeline-schedule=zb-h1"]
+UNTIED, LAYER_BY_LAYER = "--tied-head=false", "--pipeline-schedule=breadth-first"
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +48,10 @@ def offloaded(state, parameters):
     (2, [*BF16, *PIPELINE], offloaded("cpu", "cpu")),
     (2, [*BF16, "--pipeline-parallel=2", "--pipeline-schedule=interleaved", "--tied-head=false"], offloaded("nvme", "nvme")),
     (2, [*SHORT, "--tensor-parallel=2", "--sequence-parallel"], offloaded("cpu", "nvme")),
+    (1, [*BF16, UNTIED], [*offloaded("cpu", "cpu"), LAYER_BY_LAYER]),
+    (1, [*SHORT, UNTIED, "--recompute=block"], [*offloaded("nvme", "nvme"), LAYER_BY_LAYER]),
+    (2, [*FP32, UNTIED, "--zero-stage=3", "--reduce-every=step"], [*offloaded("cpu", "nvme"), LAYER_BY_LAYER]),
+    (2, [*SHORT, UNTIED, "--zero-stage=2", "--reduce-every=micro-batch"], [*offloaded("nvme", "cpu"), LAYER_BY_LAYER]),
 ], ids=lambda value: " ".join(value) if isinstance(value, list) else str(value))
 def test_trains_the_same_run(ranks, options, offload, layers, tmp_path):
     init = [] if "--tied-head=false" in options else ["--init", layers.init]

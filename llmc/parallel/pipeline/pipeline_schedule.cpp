@@ -34,8 +34,7 @@ void check_chunks(const PipelineSpec& spec, std::int64_t layers) {
             refuse({"several chunks a stage need the interleaved schedule", v, 1,
                     "--pipeline-schedule interleaved"},
                    "--virtual-stages {} needs --pipeline-schedule interleaved or breadth-first, but "
-                   "--pipeline-schedule "
-                   "is {}; leave it out, or try --pipeline-schedule interleaved",
+                   "--pipeline-schedule is {}; leave it out, or try --pipeline-schedule interleaved",
                    v, name_of(spec.schedule));
         return;
     }

@@ -113,12 +113,12 @@ std::vector<std::size_t> run_through(const PipelineSpec& spec, const std::vector
 // The most passes whose activations a stage holds at once. A pass, one chunk of one micro-batch, holds them
 // from its forward pass to the end of its backward pass (backward_weight, if split). With p stages, v chunks
 // per stage and m micro-batches, stage s holds:
-//   naive        1
-//   gpipe        m
+//   naive          1
+//   gpipe          m
+//   1f1b           min(m, p - s)
+//   interleaved    min(m v, (v + 1) p - 2 s - 1)
 //   breadth-first  m v
-//   1f1b         min(m, p - s)
-//   interleaved  min(m v, (v + 1) p - 2 s - 1)
-//   zb-h1        min(m, p)
+//   zb-h1          min(m, p)
 int passes_in_flight(const PipelineSpec& spec, int stage);
 
 // Throws a ProgrammingError that names the first pass with a fault. A pass must belong to its stage and come
