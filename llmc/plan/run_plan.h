@@ -20,7 +20,7 @@
 #include "llmc/parallel/pipeline/pipeline_schedule.h"
 #include "llmc/parallel/step/activations.h"
 #include "llmc/parallel/step/step.h"
-#include "llmc/parallel/zero/parameter_store.h"
+#include "llmc/parallel/zero/store_layout.h"
 
 namespace llmc {
 

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "llmc/parallel/zero/parameter_store.h"
+#include "llmc/parallel/zero/store_layout.h"
 
 namespace llmc {
 

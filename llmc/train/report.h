@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "llmc/core/scratch_file.h"
 #include "llmc/plan/run_plan.h"
 #include "llmc/train/console.h"
 #include "llmc/train/options.h"

@@ -17,7 +17,7 @@
 #include "llmc/core/memory_layout.h"
 #include "llmc/model/units.h"
 #include "llmc/parallel/step/build_step.h"
-#include "llmc/parallel/zero/parameter_store.h"
+#include "llmc/parallel/zero/store_layout.h"
 #include "test/gpt2_units.h"
 #include "test/unit/planted_step_fault.h"
 #include "test/unit/step_specs.h"

@@ -80,7 +80,7 @@ class LayOut {
                                             : std::vector<BufferId>());
         for (int place = 0; place < spec_.part.most_places_of_a_chunk(); ++place) {
             const Outline::OutlinedPart& part = outline_.part_with_output(first_part + place);
-            if (has_stages_ || place < spec_.in_flight.residuals[static_cast<std::size_t>(slot)])
+            if (has_stages_ || spec_.in_flight.holds_output(slot, place))
                 buffers.residual.push_back(add(fmt::format("{}residual {}", prefix, place), sizes_.dtype,
                                                stream(part.output_width)));
             buffers.kept.push_back(kept(fmt::format("{}{}.", prefix, place), part,

@@ -224,13 +224,17 @@ struct BuffersInFlight {
     // Other chunks that use it keep the same activations. The model's first part has no input, so a slot
     // without an entry gets part 1.
     std::vector<int> first_parts{};
-    // For each slot: how many outputs of parts it holds. On a single stage, the last output of a chunk lies in the next
-    // chunk's input.
+    // For each slot: how many outputs of parts it holds; without an entry, all. On a single stage, the last output of a
+    // chunk lies in the next chunk's input.
     std::vector<int> residuals{};
 
     int first_part(int slot) const {
         const auto index = static_cast<std::size_t>(slot);
         return index < first_parts.size() ? first_parts[index] : 1;
+    }
+    bool holds_output(int slot, int place) const {
+        const auto index = static_cast<std::size_t>(slot);
+        return index >= residuals.size() || place < residuals[index];
     }
 };
 BuffersInFlight buffers_in_flight(const Step& step);

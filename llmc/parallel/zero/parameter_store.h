@@ -1,5 +1,4 @@
-// Lays out and holds every unit's parameters, gradients, master weights and moments. Only lay_out_store
-// decides which of them a rank holds whole and which sharded (sharding.h).
+// Holds every unit's parameters, gradients, master weights and moments, as store_layout.h has laid them out.
 #pragma once
 
 #include <cstdint>
@@ -10,37 +9,15 @@
 #include <string>
 #include <vector>
 
-#include "llmc/core/memory_layout.h"
 #include "llmc/core/scratch_file.h"
 #include "llmc/core/tensor.h"
 #include "llmc/device/device.h"
 #include "llmc/device/ops.h"
-#include "llmc/model/units.h"
-#include "llmc/parallel/zero/sharding.h"
-#include "llmc/parallel/zero/state_pieces.h"
+#include "llmc/parallel/zero/store_layout.h"
 
 namespace llmc {
 
-// The flat buffers of a unit: whole, of padded_elements(ranks) elements, or a rank's shard of that. X is the
-// compute dtype.
-struct UnitBufferIds {
-    BufferId parameters;                      // X, whole
-    std::optional<BufferId> parameter_shard;  // X; none: the rank's part of `parameters`
-    BufferId gradients;                       // fp32, or X with --gradient-dtype; whole
-    std::optional<BufferId> gradient_shard;   // none: the rank's part of `gradients`
-    // fp32, the sums to which the backward pass adds. They are `gradients` itself if that is fp32, else the
-    // sums of one micro-batch.
-    BufferId gradient_sums;
-    // fp32, whole or a shard. Without `master`, as in fp32, the parameters serve as master weights.
-    std::optional<BufferId> master;
-    BufferId m, v;  // AdamW's moments
-    // With moments in 8 bits: EightBitMoments. The moments of small tensors are those of the whole unit on each rank.
-    BufferId m_amax, v_amax, small_m, small_v;
-    // In the host's memory beside a device: what is offloaded there or passes through, or what the host updates.
-    std::optional<BufferId> host_parameters;  // X
-    std::optional<BufferId> host_gradients;   // those that this rank updates with
-};
-
+// A unit's flat buffers (UnitBufferIds).
 struct UnitBuffers {
     Tensor parameters, gradients, gradient_sums;  // whole
     Tensor parameter_shard, gradient_shard;
@@ -50,36 +27,6 @@ struct UnitBuffers {
     // In the host's memory beside a device: those offloaded or updated there; and what the host updates with.
     Tensor host_parameters, host_gradients;
 };
-
-struct StoreDtypes {
-    DType compute = DType::fp32;
-    DType gradients = DType::fp32;                     // or the compute dtype
-    DType moments = DType::fp32;                       // or bf16, or uint8: in 8 bits
-    bool has_master = true;                            // if the compute dtype is not fp32
-    std::int64_t least_piece = std::int64_t{1} << 20;  // elements of a piece on disk, at least
-
-    bool keeps_master() const { return compute != DType::fp32 && has_master; }
-};
-
-struct StoreLayout {
-    StoreDtypes dtypes{};
-    Sharding sharding{};
-    StagePart part{};
-    std::vector<UnitLayout> units;       // all units of the model
-    std::vector<UnitBufferIds> buffers;  // one per unit, empty for units of other stages
-    // State on disk: the pieces of each unit, the bytes of the file, and the buffers of a piece.
-    std::vector<std::vector<StatePiece>> pieces{};
-    std::uint64_t file_bytes = 0;
-    std::vector<BufferId> piece_buffers{};
-    // Where the file has a unit's parameters, if they are on disk.
-    std::vector<std::optional<std::uint64_t>> parameter_places{};
-};
-
-// Lays out the buffers for one stage's and one tensor-parallel rank's part of the model, and a training step
-// of `micro_batches`. Without `trains`, gradients and moments have no elements.
-StoreLayout lay_out_store(MemoryLayout& layout, const StoreDtypes& dtypes, const StagePart& part,
-                          const Sharding& sharding, int micro_batches, TensorRank tensor = {},
-                          bool trains = true);
 
 // A run of elements of a unit's whole flat buffer.
 struct ElementRange {

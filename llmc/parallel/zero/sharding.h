@@ -1,5 +1,5 @@
 // ZeRO and FSDP: which part of the model's state a data-parallel rank keeps, and where the rest lies while it
-// is needed. A stage only decides where buffers lie. lay_out_store (parameter_store.h) places them, and the
+// is needed. A stage only decides where buffers lie. lay_out_store (store_layout.h) places them, and the
 // step's list (build_step.h) gathers and reduces them. No other code knows the stage.
 //
 //   stage 0  every rank holds everything whole

@@ -1,0 +1,152 @@
+// Gives each unit its buffers by ZeRO's stage and by what is offloaded.
+#include "llmc/parallel/zero/store_layout.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "llmc/core/error.h"
+#include "llmc/core/scratch_file.h"
+#include "llmc/device/eight_bit_moments.h"
+
+namespace llmc {
+
+bool is_small(const UnitLayout::Entry& entry) { return entry.spec.shape.elements() < least_in_8_bits; }
+
+std::vector<std::int64_t> places_of_small(const UnitLayout& unit) {
+    std::vector<std::int64_t> places = {0};
+    for (const UnitLayout::Entry& entry : unit.entries())
+        places.push_back(places.back() + (is_small(entry) ? (entry.stored.elements() + 3) / 4 * 4 : 0));
+    return places;
+}
+
+namespace {
+
+void add_pieces(StoreLayout& store, std::int64_t updated) {
+    std::vector<StatePiece>& pieces = store.pieces.emplace_back();
+    const std::int64_t most = elements_of_piece(updated, store.dtypes.least_piece);
+    for (std::int64_t begin = 0; begin < updated; begin += most) {
+        const std::int64_t end = std::min(begin + most, updated);
+        pieces.push_back({begin, end, store.file_bytes});
+        store.file_bytes += PieceBytes(end - begin, store.dtypes.keeps_master(), store.dtypes.moments).all;
+    }
+}
+
+// As bytes, whose offsets in the arena of moments, which has nothing else, are multiples of 4096. The arena is that of
+// the host, which reads and writes the disk.
+void add_piece_buffers(StoreLayout& store, MemoryLayout& layout) {
+    std::int64_t most = 0;
+    for (const std::vector<StatePiece>& pieces : store.pieces)
+        for (const StatePiece& piece : pieces) most = std::max(most, piece.elements());
+    const PieceBytes bytes(most, store.dtypes.keeps_master(), store.dtypes.moments);
+    for (int buffer = 0; buffer < state_buffers; ++buffer)
+        store.piece_buffers.push_back(
+            layout.add(ArenaKind::moments, fmt::format("a piece of state, {}", buffer), DType::uint8,
+                       {static_cast<std::int64_t>(bytes.all)}, buffer_alignment,
+                       store.sharding.offload.is_beside_host ? Tier::host : Tier::device));
+}
+
+}  // namespace
+
+StoreLayout lay_out_store(MemoryLayout& layout, const StoreDtypes& dtypes, const StagePart& part,
+                          const Sharding& sharding, int micro_batches, TensorRank tensor, bool trains) {
+    const DType dtype = dtypes.compute;
+    check(dtypes.gradients == DType::fp32 || dtypes.gradients == dtype,
+          "gradients are fp32 or of the compute dtype");
+    const Offload& offload = sharding.offload;
+    StoreLayout store{.dtypes = dtypes, .sharding = sharding, .part = part, .units = {}, .buffers = {}};
+    for (const Outline::OutlinedUnit& outlined : part.outline->units) {
+        const UnitLayout& unit = store.units.emplace_back(outlined.spec, tensor);
+        const auto number = static_cast<int>(store.buffers.size());
+        store.parameter_places.emplace_back();
+        if (!part.has_unit(number)) {
+            store.buffers.emplace_back();
+            store.pieces.emplace_back();
+            continue;
+        }
+        const int rounds = micro_batches * part.unit(number).rounds;
+        const std::int64_t elements = unit.padded_elements(sharding.ranks());
+        const Shape whole{elements}, shard{elements / sharding.shards};
+        const Shape& updated = sharding.keeps_optimizer_whole() ? whole : shard;
+        const auto if_training = [&](const Shape& shape) { return trains ? shape : Shape{0}; };
+
+        // Blocks that share a buffer use that of the first such block.
+        const auto at = [&](int place, BufferId UnitBufferIds::*buffer, auto&& make) {
+            return place == number ? make() : store.buffers[static_cast<std::size_t>(place)].*buffer;
+        };
+        UnitBufferIds ids{};
+        const bool is_offloaded = are_parameters_offloaded(sharding, number, part);
+        const bool is_on_disk = is_offloaded && offload.parameters == Tier::disk;
+        const std::size_t of_disk = is_on_disk ? ScratchFile::alignment : buffer_alignment,
+                          alignment = offload.is_beside_host ? buffer_alignment : of_disk;
+        ids.parameters = at(place_of_parameters(sharding, number, part), &UnitBufferIds::parameters, [&] {
+            return layout.add(ArenaKind::parameters, unit.name(), dtype, whole, alignment);
+        });
+        if (!sharding.keeps_parameters_whole()) {
+            const int place = place_of_parameter_shard(sharding, number, part);
+            ids.parameter_shard =
+                place == number
+                    ? layout.add(ArenaKind::parameters, unit.name() + ".shard", dtype, shard, alignment)
+                    : store.buffers[static_cast<std::size_t>(place)].parameter_shard;
+        }
+        const Shape& kept = sharding.keeps_parameters_whole() ? whole : shard;
+        if (is_on_disk) {
+            store.parameter_places.back() = store.file_bytes;
+            store.file_bytes += whole_blocks(static_cast<std::uint64_t>(kept.elements()) * size_of(dtype));
+        }
+        if (offload.updates_on_host() || (is_offloaded && offload.is_beside_host)) {
+            const int place = place_of_host_parameters(sharding, number, part);
+            ids.host_parameters = place == number
+                                      ? layout.add(ArenaKind::parameters, unit.name(), dtype,
+                                                   is_offloaded ? kept : updated, of_disk, Tier::host)
+                                      : store.buffers[static_cast<std::size_t>(place)].host_parameters;
+        }
+        if (offload.updates_on_host())
+            ids.host_gradients = layout.add(ArenaKind::gradients, unit.name(), dtypes.gradients,
+                                            if_training(updated), buffer_alignment, Tier::host);
+        ids.gradients =
+            at(place_of_gradients(sharding, rounds, number, part), &UnitBufferIds::gradients, [&] {
+                return layout.add(ArenaKind::gradients, unit.name(), dtypes.gradients, if_training(whole));
+            });
+        if (sharding.keeps_gradient_shards(rounds)) {
+            const int place = place_of_gradient_shard(sharding, rounds, number, part);
+            ids.gradient_shard = place == number
+                                     ? layout.add(ArenaKind::gradients, unit.name() + ".shard",
+                                                  dtypes.gradients, if_training(shard))
+                                     : store.buffers[static_cast<std::size_t>(place)].gradient_shard;
+        }
+        ids.gradient_sums =
+            dtypes.gradients == DType::fp32
+                ? ids.gradients
+                : at(place_of_gradient_sums(number, part), &UnitBufferIds::gradient_sums, [&] {
+                      return layout.add(ArenaKind::gradients, unit.name() + ".sums", DType::fp32,
+                                        if_training(whole));
+                  });
+        if (offload.state == Tier::disk) {
+            add_pieces(store, updated[0]);
+            store.buffers.push_back(ids);
+            continue;
+        }
+        if (dtypes.keeps_master())
+            ids.master = layout.add(ArenaKind::master, unit.name(), DType::fp32, updated, buffer_alignment,
+                                    offload.state);
+        ids.m = layout.add(ArenaKind::moments, unit.name() + ".m", dtypes.moments, if_training(updated),
+                           buffer_alignment, offload.state);
+        ids.v = layout.add(ArenaKind::moments, unit.name() + ".v", dtypes.moments, if_training(updated),
+                           buffer_alignment, offload.state);
+        const auto beside = [&](const char* name, std::int64_t count) {
+            const bool is_there = trains && dtypes.moments == DType::uint8;
+            return layout.add(ArenaKind::moments, unit.name() + name, DType::fp32, {is_there ? count : 0});
+        };
+        ids.m_amax = beside(".m.amax", updated[0] / eight_bit_block);
+        ids.v_amax = beside(".v.amax", updated[0] / eight_bit_block);
+        ids.small_m = beside(".m.small", places_of_small(unit).back());
+        ids.small_v = beside(".v.small", places_of_small(unit).back());
+        store.buffers.push_back(ids);
+        store.pieces.emplace_back();
+    }
+    if (offload.state == Tier::disk) add_piece_buffers(store, layout);
+    return store;
+}
+
+}  // namespace llmc

@@ -1,0 +1,72 @@
+// Lays out every unit's parameters, gradients, master weights and moments in the arenas and on the disk. Only this
+// decides which of them a rank holds whole and which sharded (sharding.h).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "llmc/core/memory_layout.h"
+#include "llmc/core/tensor.h"
+#include "llmc/model/units.h"
+#include "llmc/parallel/zero/sharding.h"
+#include "llmc/parallel/zero/state_pieces.h"
+
+namespace llmc {
+
+// The flat buffers of a unit: whole, of padded_elements(ranks) elements, or a rank's shard of that. X is the
+// compute dtype.
+struct UnitBufferIds {
+    BufferId parameters;                      // X, whole
+    std::optional<BufferId> parameter_shard;  // X; none: the rank's part of `parameters`
+    BufferId gradients;                       // fp32, or X with --gradient-dtype; whole
+    std::optional<BufferId> gradient_shard;   // none: the rank's part of `gradients`
+    // fp32, the sums to which the backward pass adds. They are `gradients` itself if that is fp32, else the
+    // sums of one micro-batch.
+    BufferId gradient_sums;
+    // fp32, whole or a shard. Without `master`, as in fp32, the parameters serve as master weights.
+    std::optional<BufferId> master;
+    BufferId m, v;  // AdamW's moments
+    // With moments in 8 bits: EightBitMoments. The moments of small tensors are those of the whole unit on each rank.
+    BufferId m_amax, v_amax, small_m, small_v;
+    // In the host's memory beside a device: what is offloaded there or passes through, or what the host updates.
+    std::optional<BufferId> host_parameters;  // X
+    std::optional<BufferId> host_gradients;   // those that this rank updates with
+};
+
+struct StoreDtypes {
+    DType compute = DType::fp32;
+    DType gradients = DType::fp32;                     // or the compute dtype
+    DType moments = DType::fp32;                       // or bf16, or uint8: in 8 bits
+    bool has_master = true;                            // if the compute dtype is not fp32
+    std::int64_t least_piece = std::int64_t{1} << 20;  // elements of a piece on disk, at least
+
+    bool keeps_master() const { return compute != DType::fp32 && has_master; }
+};
+
+struct StoreLayout {
+    StoreDtypes dtypes{};
+    Sharding sharding{};
+    StagePart part{};
+    std::vector<UnitLayout> units;       // all units of the model
+    std::vector<UnitBufferIds> buffers;  // one per unit, empty for units of other stages
+    // State on disk: the pieces of each unit, the bytes of the file, and the buffers of a piece.
+    std::vector<std::vector<StatePiece>> pieces{};
+    std::uint64_t file_bytes = 0;
+    std::vector<BufferId> piece_buffers{};
+    // Where the file has a unit's parameters, if they are on disk.
+    std::vector<std::optional<std::uint64_t>> parameter_places{};
+};
+
+// Lays out the buffers for one stage's and one tensor-parallel rank's part of the model, and a training step
+// of `micro_batches`. Without `trains`, gradients and moments have no elements.
+StoreLayout lay_out_store(MemoryLayout& layout, const StoreDtypes& dtypes, const StagePart& part,
+                          const Sharding& sharding, int micro_batches, TensorRank tensor = {},
+                          bool trains = true);
+
+// With moments in 8 bits: whether a tensor keeps its moments in fp32, and where each such tensor begins among those of
+// its unit, in quads; then their number of elements.
+bool is_small(const UnitLayout::Entry& entry);
+std::vector<std::int64_t> places_of_small(const UnitLayout& unit);
+
+}  // namespace llmc
