@@ -467,7 +467,8 @@ def test_phases_are_where_the_time_goes(tmp_path):
     for line in run.lines:
         phases = line["phase_ms"]
         assert set(phases) == {"data", "forward", "backward", "communication", "norm", "update"}
-        assert all(phases[name] > 0 for name in ("data", "forward", "backward", "norm", "update")), phases
+        assert all(phases[name] > 0 for name in ("data", "forward", "backward", "norm")), phases
+        assert phases["update"] > 0 or line is run.lines[0], "only in the first step no update waits"
         # The time between the actions is short, but a busy machine may lose any time there.
         assert sum(phases.values()) <= line["step_ms"] * 1.001 + 0.01
 
