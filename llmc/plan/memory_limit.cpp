@@ -189,20 +189,19 @@ std::string offload_that_fits(RunSpec run, const std::function<bool(const RunSpe
     const Tier state = moves_state ? std::max(given.state, tier) : given.state,
                parameters = std::max(given.parameters, tier);
     const bool has_directory = given.state == Tier::disk || given.parameters == Tier::disk;
-    for (const auto& [to, parameters_to] :
-         {std::pair(state, given.parameters), std::pair(state, parameters)}) {
+    for (const Tier of_parameters : {given.parameters, parameters}) {
         Offload& offload = run.mesh.sharding.offload;
+        offload.state = state;
+        offload.parameters = of_parameters;
         std::string options;
-        const auto move = [&](std::string_view what, Tier from, Tier to_tier) {
-            if (from != to_tier)
+        const auto say = [&](std::string_view what, Tier before, Tier now) {
+            if (now != before)
                 options += fmt::format("{}--offload-{} {}", options.empty() ? "" : " ", what,
-                                       to_tier == Tier::host ? "cpu" : "nvme");
+                                       now == Tier::host ? "cpu" : "nvme");
         };
-        move("optimizer", given.state, to);
-        move("parameters", given.parameters, parameters_to);
+        say("optimizer", given.state, offload.state);
+        say("parameters", given.parameters, offload.parameters);
         if (options.empty()) continue;
-        offload.state = to;
-        offload.parameters = parameters_to;
         run.mesh.sharding.prefetch_units =
             std::max(run.mesh.sharding.prefetch_units, run.mesh.sharding.default_prefetch_units());
         if (would_do(run)) return options + (tier == Tier::disk && !has_directory ? " --nvme-dir DIR" : "");

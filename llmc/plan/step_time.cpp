@@ -343,12 +343,14 @@ ModelTime model_time(const RunSpec& spec, const DeviceSizes& sizes, const StepRa
 }
 
 // Further micro-batches make each stream end later by as much as the last ones do, which others may hide in a short
-// step: a disk works once a step.
+// step: a disk works once a step. Computing may hide behind a link there, which breadth-first does not carry more for
+// more micro-batches.
 StepTime step_time(const ShortPlans& plans, const StepRates& rates) {
     const Simulation::Ends first = Simulation(plans.first, rates).run(),
                            longer = plans.more == 0 ? first : Simulation(plans.second, rates).run();
     const auto more = static_cast<double>(plans.more);
     StepTime time{.compute = first.compute + more * (longer.compute - first.compute)};
+    time.seconds = time.compute;
     for (std::size_t i = 0; i < first.streams.size(); ++i)
         time.seconds =
             std::max(time.seconds, first.streams[i] + more * (longer.streams[i] - first.streams[i]));

@@ -51,7 +51,6 @@ std::vector<DependentSetting> dependent_settings() {
     const auto fetches = [](const Options& o) {
         return !asked_sharding(o).keeps_parameters_whole() || o.offload_parameters != "none";
     };
-
     const auto has_chunks = [](const Options& o) {
         return o.pipeline_parallel > 1 || o.kind_of_pipeline_schedule() == PipelineSchedule::breadth_first;
     };
@@ -385,9 +384,12 @@ Sharding sharding_of(const Options& o, int processes) {
 Mesh Options::mesh(int processes, int rank) const {
     const Model model_here = make_model();
     const bool are_planned = plans_only() && processes == pipeline_parallel * tensor_parallel;
+    // Another mesh would have other chunks.
+    const bool has_chunk_for_each_layer =
+        !virtual_stages && kind_of_pipeline_schedule() == PipelineSchedule::breadth_first;
     check_mesh_sizes({.processes = are_planned ? std::nullopt : std::optional<std::int64_t>(processes),
                       .pipeline = pipeline_parallel,
-                      .virtual_stages = chunks_of_stage(),
+                      .virtual_stages = has_chunk_for_each_layer ? 1 : chunks_of_stage(),
                       .tensor = tensor_parallel,
                       .sequence_parallel = sequence_parallel,
                       .batch_sequences = global_batch_tokens.value_or(0) / sequence_length()},

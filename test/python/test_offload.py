@@ -157,6 +157,7 @@ def test_a_step_has_its_update_also_if_a_validation_has_finished_it(tmp_path):
     (["plan", "--gpus=8", "--offload-optimizer=cpu", "--moments-dtype=8bit"], "--offload-optimizer cpu keeps moments in fp32 or bf16"),
     (["plan", "--gpus=8", "--nvme-speed=x"], "--nvme-speed 'x' is not two speeds in GB/s, such as 10,5"),
     (["plan", "--gpus=8", "--nvme-size=0"], "--nvme-size 0 is out of range"),
+    (["plan", "--gpus=8", "--parameters=70B", "--offload-optimizer=cpu"], "--offload-* is planned for models that this program trains; leave it out"),
 ])
 def test_options_without_a_meaning(options, line, tmp_path):
     more = [] if options[0] == "plan" else ["--model=tiny", "--device=cpu", f"--out-dir={tmp_path}/run"]
@@ -167,6 +168,15 @@ def test_options_without_a_meaning(options, line, tmp_path):
 def test_a_machine_without_gpus_has_one_memory(tmp_path):
     text = program.run("--model=tiny", "--steps=1", "--sample-tokens=0", "--device=cpu", f"--out-dir={tmp_path}", "--offload-optimizer=cpu").stdout
     assert "--offload-optimizer cpu changes nothing: the CPU device's memory is that of the host" in " ".join(text.split())
+
+
+def test_a_plan_says_what_offload_does_not_do():
+    on_cpus = program.run("plan", "--processes=4", "--model=gpt2", "--offload-parameters=cpu")
+    assert "note: --offload-parameters cpu changes nothing" in on_cpus.stdout
+    # Two bytes for four processes are none for each.
+    small = " ".join(program.run("plan", "--model=gpt2", "--gpus=4", "--zero-stage=1", "--offload-optimizer=nvme", "--nvme-dir=x", "--nvme-size=2",
+                                 check=False).stdout.split())
+    assert "fits no, what is offloaded does not: " in small and "why not disk of a rank: " in small
 
 
 def test_a_killed_run_leaves_nothing(tmp_path):

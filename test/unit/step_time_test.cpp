@@ -89,6 +89,24 @@ TEST(StepTime, CommunicationHidesBehindComputation) {
     EXPECT_GT(time_of(mesh, 4, slow).seconds, 5 * fast.seconds);
 }
 
+// Layer by layer, all micro-batches of a layer share its gathers, behind which those of a short step hide.
+TEST(StepTime, ManyMicroBatchesTakeAsLongAsTheyCompute) {
+    StepRates slow = peaks;
+    slow.node.bytes = 1e9;
+    const cuda::GpuSizes sizes(cuda::sm_90);
+    const auto time = [&](std::int64_t micro_batches) {
+        RunSpec spec = spec_of({.sharding = {.stage = 3, .shards = 8, .are_rounds_together = true}},
+                               micro_batches, PipelineSchedule::breadth_first);
+        spec.virtual_stages = static_cast<int>(spec.model.layers());
+        return step_time(short_plans(spec, sizes, 0, 8), slow);
+    };
+    const StepTime few = time(4), many = time(400);
+    EXPECT_GT(few.seconds, 2 * few.compute);
+    EXPECT_NEAR(many.compute, 100 * few.compute, 0.05 * many.compute);
+    EXPECT_GE(many.seconds, many.compute);
+    EXPECT_LT(many.seconds, many.compute + few.seconds);
+}
+
 TEST(StepTime, TensorParallelSumsAreExposed) {
     StepRates slow = peaks;
     slow.node.bytes = 1e9;

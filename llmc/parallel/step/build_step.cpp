@@ -100,7 +100,7 @@ class StepBuilder {
     const Chunk& chunk_at(int chunk) const { return part_.chunks[static_cast<std::size_t>(chunk)]; }
     int local(const Pass& pass) const { return pass.chunk / stages(); }
 
-    // On a single stage, chunks pass on what stages send.
+    // On a single stage, a chunk writes where the next one reads, and nothing is sent.
     bool has_stages() const { return stages() > 1; }
 
     void receive(const Pass& pass) {
@@ -119,6 +119,7 @@ class StepBuilder {
 
     void transfer(ActionKind kind, StreamKind stream, const Pass& pass, std::vector<BufferUse> reads,
                   std::vector<BufferUse> writes) {
+        if (!has_stages()) return;
         add({.kind = kind,
              .stream = stream,
              .micro_batch = pass.micro_batch,
@@ -149,7 +150,7 @@ class StepBuilder {
         switch (pass.kind) {
             case PassKind::forward:
                 forward(chunk);
-                if (has_stages() && !chunk.makes_losses)
+                if (!chunk.makes_losses)
                     transfer(ActionKind::send_activation, StreamKind::activations_out, pass,
                              {stream(chunk.end_part)}, {});
                 break;
@@ -160,7 +161,7 @@ class StepBuilder {
                     backward(is_whole ? ActionKind::backward : ActionKind::backward_input, part);
                 }
                 units_.accumulate_received();
-                if (has_stages() && !chunk.takes_tokens)
+                if (!chunk.takes_tokens)
                     transfer(ActionKind::send_gradient, StreamKind::gradients_out, pass,
                              {gradient_in(place_.gradient, first_width(chunk))}, {});
                 break;
