@@ -62,7 +62,7 @@ void train(llmc::PreparedRun& run);
 }  // namespace
 
 int main(int argc, char** argv) {
-    // What is only planned or printed needs no other process.
+    // What is only planned or printed starts no other process.
     if (const std::optional<int> status = llmc::plan_command(argc, argv)) return *status;
     // With --processes N, this process only starts N others and waits for them.
     if (const std::optional<int> status = llmc::launch_processes(argc, argv)) return *status;
@@ -78,6 +78,7 @@ namespace {
 // From the command line to the weights in memory, and then what the options ask for.
 void prepare_and_run(llmc::Session& session, std::unique_ptr<llmc::PreparedRun>& run) {
     if (!session.read_options()) return;  // --help or --version was printed
+    if (session.options().plans_only()) return llmc::print_in_job(session);
     llmc::RunLocks locks;
     // With --resume-if-any, if another start went on with the run meanwhile, this one begins anew after that.
     do {

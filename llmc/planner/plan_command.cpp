@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "llmc/comm/bootstrap.h"
+#include "llmc/comm/transport.h"
 #include "llmc/core/error.h"
 #include "llmc/core/standard_streams.h"
 #include "llmc/io/files.h"
@@ -89,6 +90,16 @@ std::optional<std::string> launched_processes() {
     return std::nullopt;
 }
 
+// Whether a launcher started this process as one of a job.
+bool is_in_job() {
+    try {
+        return how_started([](const char* name) { return std::getenv(name); }, has_mpi()).by !=
+               Start::By::itself;
+    } catch (const UserError&) {
+        return false;
+    }
+}
+
 bool may_print(std::span<const char* const> words) {
     return std::ranges::any_of(words, [](std::string_view word) {
         return word == "--print-step" || word == "--print-model" || word == "--pipeline-timeline";
@@ -100,7 +111,7 @@ bool may_print(std::span<const char* const> words) {
 std::optional<int> plan_command(int argc, const char* const* argv) {
     const std::span words(argv, static_cast<std::size_t>(argc));
     const bool is_plan = argc > 1 && std::string_view(argv[1]) == "plan";
-    if (!is_plan && !may_print(words)) return std::nullopt;
+    if (!is_plan && (!may_print(words) || is_in_job())) return std::nullopt;
     fill_standard_streams();
     std::vector<std::string> arguments(words.begin(), words.end());
     Console console(is_rank_zero());
@@ -119,6 +130,13 @@ std::optional<int> plan_command(int argc, const char* const* argv) {
         write_error(fmt::format("error: {}\n", fault.what()));
         return 1;
     }
+}
+
+void print_in_job(Session& session) {
+    if (!session.is_rank_zero()) return;
+    std::vector<std::string> arguments(session.arguments().begin(), session.arguments().end());
+    arguments.push_back(fmt::format("--processes={}", session.world().size()));
+    print_instead_of_run(session.console(), arguments);
 }
 
 }  // namespace llmc

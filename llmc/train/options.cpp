@@ -385,12 +385,13 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::str
 }
 
 std::string with_place(const Options& options, std::string_view error) {
-    if (!error.starts_with("--")) return std::string(error);
+    constexpr std::string_view of_checkpoint = "is that of the checkpoint)";
+    if (!error.starts_with("--") || error.ends_with(of_checkpoint)) return std::string(error);
     const std::string_view name = error.substr(2, error.find_first_of(" :=", 2) - 2);
     const auto place = options.lines.find(name);
     const bool is_kept = options.inherited.contains(name) && !options.given.contains(name);
     if (place == options.lines.end())
-        return is_kept ? fmt::format("{} (--{} is that of the checkpoint)", error, name) : std::string(error);
+        return is_kept ? fmt::format("{} (--{} {}", error, name, of_checkpoint) : std::string(error);
     return fmt::format("{}, line {}: {}", options.config_file, place->second, error);
 }
 

@@ -11,6 +11,7 @@
 #include "llmc/core/standard_streams.h"
 #include "llmc/device/device.h"
 #include "llmc/train/command_line.h"
+#include "llmc/train/same_options.h"
 
 namespace llmc {
 
@@ -63,6 +64,7 @@ void Session::fail() {
 bool Session::read_options() {
     std::string text;
     std::optional<Options> options = parse_options(argc_, argv_, text);
+    require_same_options(world(), options ? &*options : nullptr);
     has_options_ = options.has_value();
     if (has_options_) {
         options_ = *std::move(options);

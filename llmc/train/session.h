@@ -27,7 +27,8 @@ class Session {
     // stopped_status (stop.h).
     int finish();
 
-    // Reads the command line and --config. False: --help or --version was asked for, and is printed.
+    // Reads the command line and --config, and compares them with those of the other ranks. False: --help or
+    // --version was asked for, and is printed.
     bool read_options();
     // Reads them once more, because the run that they resume may have gone on meanwhile.
     void read_options_again();

@@ -40,10 +40,10 @@ struct Help {
 // A text in lines of the width that --help has for it.
 std::string as_help(std::string_view text);
 
-// Whether the value of a setting is the name of a file or a folder.
+// Whether the value of a setting is the name of a file or a folder, or several of them.
 inline bool is_name_of_file(std::string_view name, const Help& help) {
     const std::string_view value = help.value;
-    return value == "FILE" || value == "DIR" || value == "NAME" || name == "model";
+    return value == "FILE" || value.starts_with("DIR") || value == "NAME" || name == "model";
 }
 
 // Whether a setting has no value yet.

@@ -10,6 +10,7 @@ import xml.etree.ElementTree
 
 import program
 import pytest
+from tcp_job import Job
 
 # Four layers, and six micro-batches of four sequences on one data rank.
 MODEL = ["--layers=4", "--heads=2", "--channels=32", "--seq-len=16", "--global-batch-tokens=384", "--micro-batch-size=4"]
@@ -138,6 +139,8 @@ def test_the_lists_of_all_stages_without_processes():
     assert re.findall(r"^one step of this rank: .*, 1 data rank, 2 tensor ranks with sequence parallelism$", tensor, re.M)
     # The same with processes.
     assert program.run(*MODEL, "--pipeline-parallel=4", "--print-step", "--verbose", ranks=4).stdout == out
+    ended = Job(4).start_all(program.PROGRAM, *MODEL, "--pipeline-parallel=4", "--print-step", "--verbose").end()
+    assert (ended.statuses, ended.out, ended.err) == ([0] * 4, out, "")
 
 
 # ---- measured

@@ -1,13 +1,15 @@
-"""A run whose data are not the same everywhere is refused: on the machines of a job, and when a run is resumed."""
+"""A run is refused if its processes have other options or other data, or if the data have changed when it is resumed."""
 
 import json
+import subprocess
 
 import numpy as np
 import pytest
 
 import program
+from model_folders import LLAMA
 from old_checkpoint import sealed
-from refused import one_error
+from refused import ENVIRONMENT, one_error
 from tcp_job import Job
 
 MODEL = ["--layers=1", "--heads=2", "--channels=16", "--seq-len=16", "--global-batch-tokens=64", "--sample-tokens=0", "--val-batches=1"]
@@ -36,6 +38,117 @@ def append(name, text):
         with open(folder / name, "a") as file:
             file.write(text)
     return change
+
+
+# ---- The options of a job
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with data, configurations and a run."""
+    folder = tmp_path_factory.mktemp("options")
+    write_data(folder)
+    for name, beta in (("a", 0.9), ("b", 0.99)):
+        (folder / f"{name}.toml").write_text(f"beta1 = 0.8\nbeta2 = {beta}\nsteps = 3\n")
+    program.train(folder / "old", *MODEL, "--steps=1")
+    return folder
+
+
+def end_of(place, *options_of_ranks):
+    """The end of a job with a process for each list of options. `place` is its folder, or a list with one for each process."""
+    job = Job(len(options_of_ranks))
+    for rank, options in enumerate(options_of_ranks):
+        folder = place[rank] if isinstance(place, list) else place
+        job.start(rank, "env", "-C", folder, program.ROOT / program.PROGRAM, *options)
+    return job.end()
+
+
+def message(rank, has, other, other_has):
+    return f"rank {rank} has {has}, and rank {other} has {other_has}; give all processes the same options"
+
+
+RUN = [*MODEL, "--steps=2", "--out-dir=run"]
+TEXT_OF = ["--generate", "--init=old", "--sample-tokens=1"]
+# For each case: the options of two ranks, and what the message says that they have.
+OTHER_OPTIONS = {
+    "lr": ([*RUN, "--lr=1e-3"], [*RUN, "--lr=1e-4"], "--lr 0.001", "--lr 0.0001"),
+    "seed": (RUN, [*RUN, "--seed=7"], "no --seed", "--seed 7"),
+    "dtype": ([*RUN, "--dtype=bf16"], [*RUN, "--dtype=fp32"], "--dtype bf16", "--dtype fp32"),
+    "precision": ([*RUN, "--precision=bf16"], RUN, "--precision bf16", "no --precision"),
+    "weight decay": ([*RUN, "--weight-decay=0"], [*RUN, "--weight-decay=0.2"], "--weight-decay 0", "--weight-decay 0.2"),
+    "configurations": ([*RUN, "--config=a.toml"], [*RUN, "--config=b.toml"], "--beta2 0.9", "--beta2 0.99"),
+    "an option beside a configuration": ([*RUN, "--config=a.toml"], [*RUN, "--config=a.toml", "--beta1=0.7"], "--beta1 0.8", "--beta1 0.7"),
+    "steps": (RUN, [*RUN, "--steps=3"], "--steps 2", "--steps 3"),
+    "ZeRO": (RUN, [*RUN, "--zero-stage=3"], "no --zero-stage", "--zero-stage 3"),
+    "strategies of FSDP": ([*RUN, "--zero-stage=FULL_SHARD"], [*RUN, "--zero-stage=HYBRID_SHARD"], "--zero-stage 3", "--zero-stage HYBRID_SHARD"),
+    "a switch": (RUN, [*RUN, "--overlap-grad-reduce=false"], "no --overlap-grad-reduce", "--overlap-grad-reduce=false"),
+    "a text": ([*RUN, "--prompt=A cat"], [*RUN, "--prompt=A dog"], "--prompt 'A cat'", "--prompt 'A dog'"),
+    "a time limit": (RUN, [*RUN, "--comm-timeout=5"], "no --comm-timeout", "--comm-timeout 5"),
+    "models": ([*RUN, "--model=gpt2"], RUN, "--model gpt2", "no --model"),
+    "sizes": (RUN, [*RUN, "--layers=2"], "--layers 1", "--layers 2"),
+    "weights": (RUN, [*RUN, "--init=old"], "no --init", "--init FILE"),
+    "data": (RUN, [*RUN, "--train-data=d/text.txt"], "no --train-data", "--train-data FILE"),
+    "a checkpoint": (RUN, [*RUN, "--resume=old"], "no --resume", "--resume"),
+    "the newest checkpoint": ([*RUN, "--resume=old"], [*RUN, "--resume-if-any"], "--resume", "no --resume"),
+    "a run to replace": (RUN, [*RUN, "--overwrite"], "no --overwrite", "--overwrite"),
+    "generation": (RUN, TEXT_OF, "no --generate", "--generate"),
+    "a model to print": (RUN, [*RUN, "--print-model"], "no --print-model", "--print-model"),
+    "help": (RUN, ["--help"], "no --help or --version", "--help or --version"),
+}
+
+
+@pytest.mark.parametrize("case", OTHER_OPTIONS)
+def test_other_options_of_a_process(place, case):
+    first, second, *have = OTHER_OPTIONS[case]
+    ended = end_of(place, first, second)
+    assert (ended.statuses, ended.out, one_error(ended.err)) == ([1, 1], "", message(1, have[1], 0, have[0]))
+    assert not (place / "run").exists()
+
+
+@pytest.mark.parametrize("case", ["weights", "generation", "a model to print", "help"])
+def test_other_options_of_rank_0(place, case):
+    first, second, *have = OTHER_OPTIONS[case]
+    ended = end_of(place, second, first)
+    assert (ended.statuses, ended.out, one_error(ended.err)) == ([1, 1], "", message(1, have[0], 0, have[1]))
+
+
+def test_other_models_in_folders_of_one_name(tmp_path):
+    for layers in (1, 2):
+        (tmp_path / f"{layers}/m").mkdir(parents=True)
+        (tmp_path / f"{layers}/m/config.json").write_text(json.dumps({**LLAMA, "num_hidden_layers": layers}))
+    ended = end_of([tmp_path / "1", tmp_path / "2"], *[["--model=m", "--steps=1", "--seq-len=16"]] * 2)
+    assert (ended.statuses, one_error(ended.err)) == ([1, 1], message(1, "--layers 2", 0, "--layers 1"))
+
+
+def test_the_rank_whose_options_differ_from_most_is_named(place):
+    ended = end_of(place, [*RUN, "--steps=3"], RUN, RUN)
+    assert (ended.statuses, one_error(ended.err)) == ([1, 1, 1], message(0, "--steps 3", 1, "--steps 2"))
+
+
+@pytest.mark.skipif(not program.HAS_MPI, reason="make MPI=0")
+@pytest.mark.parametrize("case", ["lr", "steps", "help"])
+def test_other_options_under_mpirun(place, case):
+    first, second, *have = OTHER_OPTIONS[case]
+    command = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", 1, program.ROOT / program.PROGRAM, *first,
+               ":", "-np", 1, program.ROOT / program.PROGRAM, *second]
+    ended = subprocess.run(list(map(str, command)), cwd=place, env=ENVIRONMENT, capture_output=True, text=True, timeout=60 * program.PATIENCE)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert message(1, have[1], 0, have[0]) == one_error(ended.stderr)
+
+
+def test_a_wrong_option_of_a_process(place):
+    ended = end_of(place, RUN, [*RUN, "--lr=high"])
+    assert (ended.statuses, ended.out, one_error(ended.err)) == ([1, 1], "", "--lr: 'high' is not a number; give a number such as 0.001")
+
+
+def test_what_may_differ(place, tmp_path):
+    """Names of files that are the same, the place and the form of a value, and what is printed."""
+    (tmp_path / "text").write_bytes((place / "d/text.txt").read_bytes())
+    ended = end_of(place, [*MODEL, "--config=a.toml", "--lr=1e-3", f"--out-dir={tmp_path}/run", "--train-data=d/text.txt", "--verbose"],
+                   [*MODEL, "--beta1=0.80", "--beta2=9e-1", "--steps=3", "--lr=0.001", f"--out-dir={tmp_path}/other", f"--train-data={tmp_path}/text",
+                    "--log-every=1"])
+    assert (ended.statuses, ended.err) == ([0, 0], "")
+    assert program.Run(tmp_path / "run").column("step") == [1, 2, 3] and not (tmp_path / "other").exists()
 
 
 # ---- The machines of a job

@@ -1,0 +1,87 @@
+#include "llmc/train/same_on_ranks.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "llmc/core/error.h"
+#include "llmc/io/files.h"
+
+namespace llmc {
+
+namespace {
+
+// Ranks first exchange digests, because the records of thousands of files are long. A digest is 1 if the text is
+// valid, and then 128 bits in hexadecimal digits.
+struct Digest {
+    static constexpr std::size_t words = 9;
+    std::array<std::int32_t, words> value{};
+
+    bool is_valid() const { return value[0] != 0; }
+    auto operator<=>(const Digest&) const = default;
+};
+
+Digest digest_of(const RankText& own) {
+    Digest digest;
+    const std::string sum = checksum_of_text(own.text);
+    check(sum.size() == sizeof(std::int32_t) * (Digest::words - 1), "a checksum of 128 bits");
+    digest.value[0] = own.valid ? 1 : 0;
+    std::memcpy(&digest.value[1], sum.data(), sum.size());
+    return digest;
+}
+
+std::vector<Digest> gather(Communicator& world, const Digest& own) {
+    std::vector<Digest> all(static_cast<std::size_t>(world.size()));
+    Digest mine = own;
+    const auto words = static_cast<std::int64_t>(Digest::words);
+    world.all_gather({reinterpret_cast<std::byte*>(all.data()), DType::int32, {words * world.size()}},
+                     {reinterpret_cast<std::byte*>(&mine), DType::int32, {words}});
+    return all;
+}
+
+// The text of rank `root`, on all ranks.
+std::string broadcast(Communicator& world, std::string text, int root) {
+    auto bytes = static_cast<std::int32_t>(text.size());
+    world.broadcast({reinterpret_cast<std::byte*>(&bytes), DType::int32, {1}}, root);
+    const std::int64_t words = (std::int64_t{bytes} + 3) / 4;
+    text.resize(static_cast<std::size_t>(4 * words));
+    world.broadcast({reinterpret_cast<std::byte*>(text.data()), DType::int32, {words}}, root);
+    text.resize(static_cast<std::size_t>(bytes));
+    return text;
+}
+
+// The first rank among those that have a valid text and agree with most others; 0 if none has one.
+int rank_of_majority(const std::vector<Digest>& digests) {
+    std::map<Digest, int> ranks;
+    int most = 0, chosen = 0;
+    for (const Digest& digest : digests) most = std::max(most, digest.is_valid() ? ++ranks[digest] : 0);
+    while (most > 0 && ranks[digests[static_cast<std::size_t>(chosen)]] < most) ++chosen;
+    return chosen;
+}
+
+}  // namespace
+
+void for_each_different_rank(Communicator& world, const RankText& own,
+                             const std::function<void(const DifferentRank&)>& see) {
+    if (world.size() == 1) return;
+    const std::vector<Digest> digests = gather(world, digest_of(own));
+    const int chosen = rank_of_majority(digests);
+    const auto of = [&](int rank) -> const Digest& { return digests[static_cast<std::size_t>(rank)]; };
+    if (!of(chosen).is_valid()) return;
+    std::optional<std::string> expected;
+    for (int rank = 0; rank < world.size(); ++rank) {
+        if (of(rank) == of(chosen)) continue;
+        if (!expected) expected = broadcast(world, own.text, chosen);
+        see({.rank = rank,
+             .has = {.text = broadcast(world, own.text, rank), .valid = of(rank).is_valid()},
+             .other = chosen,
+             .other_has = *expected});
+    }
+}
+
+}  // namespace llmc
