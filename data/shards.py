@@ -84,8 +84,8 @@ class ShardWriter:
         return self.capacity - self.tokens
 
     def append(self, tokens):
-        """Appends uint16 tokens, at most as many as there is room for."""
-        assert len(tokens) <= self.room
+        """Appends uint8 or uint16 tokens, at most as many as there is room for. Wider ones would be cut."""
+        assert len(tokens) <= self.room and tokens.dtype in (np.uint8, np.uint16)
         with naming(self.path):
             self.file.write(tokens.astype("<u2", copy=False).tobytes())
         self.tokens += len(tokens)

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -19,6 +20,7 @@
 #include "llmc/data/samples.h"
 #include "llmc/data/shard_names.h"
 #include "llmc/data/stories/stories.h"
+#include "llmc/data/text_file.h"
 
 namespace llmc {
 namespace {
@@ -46,7 +48,13 @@ std::vector<std::string> matching_files(const std::string& pattern, const std::s
         option, pattern));
 }
 
-bool is_shard(const std::string& file) { return file.ends_with(".bin"); }
+// Some systems write names in capitals.
+bool is_shard(const std::string& file) {
+    std::string lower = file;
+    std::ranges::transform(lower, lower.begin(),
+                           [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    return lower.ends_with(".bin");
+}
 
 // Some editors write this mark at the beginning of a text; it is no part of the text.
 constexpr std::array<std::uint8_t, 3> byte_order_mark = {0xef, 0xbb, 0xbf};
@@ -70,6 +78,7 @@ Found find(const std::string& pattern, const std::string& option) {
     }
     const auto file = std::make_shared<const MappedFile>(files[0], option);
     const std::span<const std::uint8_t> bytes = file->bytes();
+    require_text(files[0], bytes, option);
     const bool has_mark =
         std::ranges::equal(bytes.first(std::min(bytes.size(), byte_order_mark.size())), byte_order_mark);
     const std::size_t begin = has_mark ? byte_order_mark.size() : 0;
@@ -148,6 +157,22 @@ void note_bytes(Data& data, const std::string& pattern, const Found& found, cons
                                      pattern, what, grouped(vocabulary), remedy));
 }
 
+// Adds a note if shards have 16-bit tokens and the vocabulary has larger ones. Tokens of a smaller tokenizer are right;
+// those of a larger one have been cut.
+void note_narrow_tokens(Data& data, const std::string& pattern, const Found& found, std::int64_t vocabulary,
+                        const std::string& option) {
+    constexpr std::int64_t most = 1 << 16;
+    if (found.text || vocabulary <= most) return;
+    const auto narrow = std::ranges::count_if(found.files, [&](const std::string& file) {
+        return bits_of_tokens(MappedFile(file, option).bytes()) == 16;
+    });
+    if (narrow == 0) return;
+    data.notes.push_back(fmt::format(
+        "{} has {} of 16-bit tokens, none above {}, but the vocabulary is {}; if the tokenizer has "
+        "more, write shards of 32-bit tokens (their header begins with 20240801 and 7)",
+        pattern, plural(narrow, "token shard"), grouped(most - 1), grouped(vocabulary)));
+}
+
 std::string describe(const std::string& what, const TokenSource& source) {
     return what + ", " + plural(source.tokens(), "token");
 }
@@ -197,9 +222,14 @@ std::vector<FileRecord> records_of(const Found& found, const TokenSource& source
 }
 
 void take_files(Data& data, const std::string& pattern, const Found& found, const TokenSource& source,
-                std::int64_t vocabulary) {
+                std::int64_t vocabulary, const std::string& option) {
     data.files.insert(data.files.end(), found.files.begin(), found.files.end());
     note_bytes(data, pattern, found, source, vocabulary);
+    note_narrow_tokens(data, pattern, found, vocabulary, option);
+    if (found.text) {
+        const std::string note = note_on_nul_bytes(pattern, found.text->bytes);
+        if (!note.empty()) data.notes.push_back(note);
+    }
     if (found.has_mark)
         data.notes.push_back(
             fmt::format("{} begins with a UTF-8 byte order mark, which is skipped", pattern));
@@ -263,7 +293,7 @@ void open_training(Data& data, const DataOptions& options) {
         const std::string note = note_on_validation_shards(options.train_data, found.files);
         if (options.trains && options.val_data.empty() && !note.empty()) data.notes.push_back(note);
         data.training = open_token_shards(found.files, options.vocabulary, "--train-data");
-        take_files(data, options.train_data, found, *data.training, options.vocabulary);
+        take_files(data, options.train_data, found, *data.training, options.vocabulary, "--train-data");
         data.training_description =
             describe(shards_text(options.train_data, found.files.size()), *data.training);
         record_training(data, found, options.sequence_length);
@@ -275,7 +305,8 @@ void open_training(Data& data, const DataOptions& options) {
     const std::size_t all = text.bytes.size();
     const std::size_t cut = options.val_data.empty() ? training_bytes(text) : all;
     data.training = make_text_source(part(text, 0, cut), options.vocabulary);
-    if (!embedded) take_files(data, options.train_data, found, *data.training, options.vocabulary);
+    if (!embedded)
+        take_files(data, options.train_data, found, *data.training, options.vocabulary, "--train-data");
     data.training_description = describe((cut < all ? "first 90% of " : "") + text.name, *data.training);
     record_training(data, found, options.sequence_length);
     if (cut == all) return;
@@ -297,7 +328,7 @@ void open_validation(Data& data, const DataOptions& options) {
         data.validation_description =
             describe(shards_text(options.val_data, found.files.size()), *data.validation);
     }
-    take_files(data, options.val_data, found, *data.validation, options.vocabulary);
+    take_files(data, options.val_data, found, *data.validation, options.vocabulary, "--val-data");
     record_validation(data, found, options.sequence_length);
 }
 

@@ -12,7 +12,7 @@
 
 namespace llmc {
 
-// A path is a file name or a shell pattern. Names that end in .bin are token shards; a pattern may match many
+// A path is a file name or a shell pattern. Names that end in .bin, or .BIN, are token shards; a pattern may match many
 // of them, which are read in the order of their names. Any other file is text, one token per byte.
 struct DataOptions {
     std::string train_data;  // --train-data; empty: the embedded stories

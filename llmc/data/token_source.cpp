@@ -156,15 +156,15 @@ class Shard {
         std::memcpy(header.data(), file_.bytes().data(), sizeof(header));
         const auto [magic, version, tokens] = header;
 
-        if (magic != 20240520 && magic != 20240801) {
+        const std::optional<int> bits = bits_of_tokens(file_.bytes());
+        if (!bits) {
             user_error(
                 "{}: '{}' is not a token shard: it begins with {}, not with 20240520 (16-bit tokens) or "
                 "20240801 (32-bit); give token shards, or a text whose name does not end in .bin",
                 option, path_, magic);
         }
-        const bool wide = magic == 20240801;
-        token_bytes_ = wide ? 4 : 2;
-        const int known_version = wide ? 7 : 1;
+        token_bytes_ = static_cast<std::size_t>(*bits / 8);
+        const int known_version = *bits == 32 ? 7 : 1;
         if (version != known_version) {
             user_error(
                 "{}: '{}' is a token shard of version {}, but only version {} is supported; convert it",
@@ -227,6 +227,13 @@ std::int64_t TokenSource::tokens() const {
     std::int64_t sum = 0;
     for (std::size_t shard = 0; shard < shards(); ++shard) sum += tokens(shard);
     return sum;
+}
+
+std::optional<int> bits_of_tokens(std::span<const std::uint8_t> bytes) {
+    std::int32_t magic = 0;
+    if (bytes.size() < sizeof(magic)) return std::nullopt;
+    std::memcpy(&magic, bytes.data(), sizeof(magic));
+    return magic == 20240520 ? std::optional(16) : magic == 20240801 ? std::optional(32) : std::nullopt;
 }
 
 std::unique_ptr<TokenSource> make_text_source(Text text, std::int64_t vocabulary) {

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -65,6 +66,9 @@ struct Text {
     std::span<const std::uint8_t> whole{};             // the whole text, if these bytes are part of one
 };
 std::unique_ptr<TokenSource> make_text_source(Text text, std::int64_t vocabulary);
+
+// The bits of a token, 16 or 32, if a file with these bytes begins as a token shard does.
+std::optional<int> bits_of_tokens(std::span<const std::uint8_t> bytes);
 
 // Opens token shards: a header of 256 int32, then tokens, all little-endian. The header begins with
 // (20240520, 1, tokens) for uint16 tokens and with (20240801, 7, tokens) for uint32 tokens. Each file is a

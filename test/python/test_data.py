@@ -482,6 +482,13 @@ def test_python_without_the_modules(tmp_path):
     assert result.returncode == 0 and "--val-fraction" in result.stdout, result.stderr
 
 
+def test_wide_tokens_are_not_cut(tmp_path):
+    with shards.ShardWriter(tmp_path / "train_000001.bin", 10) as writer:
+        writer.append(np.array([65_535], np.uint16))
+        with pytest.raises(AssertionError):
+            writer.append(np.array([65_536], np.int32))
+
+
 def test_what_is_no_text_is_refused_and_capitals_are_json_lines_too(tmp_path):
     for name, text in (("wide.txt", "A story.".encode("utf-16")), ("a.gz", b"\x1f\x8b\x08\0\0")):
         (tmp_path / name).write_bytes(text)

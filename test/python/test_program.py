@@ -349,10 +349,16 @@ def test_token_shards(tmp_path):
     assert re.search(r"^17 4 \d+ \d+ \d+$", result.stdout, re.MULTILINE)
 
 
+def test_a_shard_in_capitals_is_no_text(tmp_path):
+    program.write_token_file(tmp_path / "X.BIN", np.random.RandomState(0).randint(0, 256, 3000))
+    text = program.run(*program.SMALL, "--steps=0", f"--train-data={tmp_path}/X.BIN").stdout
+    assert f"token shard {tmp_path}/X.BIN, 3,000 tokens" in " ".join(text.split())
+
+
 @pytest.mark.parametrize("vocabulary, noted", [(256, False), (50257, True)])
 def test_bytes_are_noted_where_the_vocabulary_has_more(tmp_path, vocabulary, noted):
     """Both the bytes of a text, and those of shards whose manifest says so."""
-    tokens = np.tile(np.arange(100), 10)
+    tokens = np.tile(np.arange(1, 101), 10)
     others = np.tile(np.arange(157, 257), 10)
     (tmp_path / "text.txt").write_bytes(bytes(tokens.astype(np.uint8)))
     for tokenizer in ("bytes", "gpt2"):

@@ -1,5 +1,6 @@
 """Cases of test_wrong_input.py: options, configuration files, sizes, and the data that options name."""
 
+import gzip
 import os
 
 import numpy as np
@@ -361,6 +362,13 @@ DATA = [
     Case("validation data missing", ["--val-data=none.txt"], ["--val-data: there is no file 'none.txt'"], ranks=(1, 2)),
     Case("text empty", ANY_TEXT, ["x.txt' is empty"], file("x.txt", b""), ranks=(1, 2)),
     Case("shard empty", SHARD, ["x.bin' is empty"], file("x.bin", b"")),
+    Case("compressed text", ["--train-data={}/x.gz"], ["--train-data: '", "x.gz' is compressed by gzip", "decompress it first (gunzip)"],
+         file("x.gz", gzip.compress(TEXT, mtime=1)), ranks=(1, 2)),
+    Case("text in UTF-16", ANY_TEXT, ["--train-data: '", "x.txt' is a text in UTF-16", "iconv -f UTF-16 -t UTF-8"], file("x.txt", TEXT.decode().encode("utf-16"))),
+    Case("validation text in UTF-16 without a mark", ["--val-data={}/x.txt"], ["--val-data: '", "x.txt' is a text in UTF-16", "iconv -f UTF-16LE -t UTF-8"],
+         file("x.txt", TEXT.decode().encode("utf-16-le"))),
+    Case("shard of another name", ["--train-data={}/x.dat"], ["x.dat' is a token shard, but its name does not end in .bin", "rename it"], shard("x.dat")),
+    Case("text named as a shard in capitals", ["--train-data={}/X.BIN"], ["X.BIN' is not a token shard"], file("X.BIN", TEXT)),
     Case("data is a directory", ["--train-data={}"], ["is a directory", "*.bin"]),
     Case("shard is a directory", SHARD, ["x.bin' is a directory"], lambda folder: (folder / "x.bin").mkdir()),
     Case("data is a device", ["--train-data=/dev/zero"], ["/dev/zero' is not a regular file"]),
