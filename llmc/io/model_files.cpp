@@ -137,6 +137,7 @@ class ModelFile {
 
     std::vector<std::string> notes() const {
         std::vector<std::string> notes;
+        if (!reader_.note().empty()) notes.push_back(reader_.note());
         if (const std::string note = names_.note(); !note.empty()) notes.push_back(note);
         if (copies_table()) {
             notes.push_back(fmt::format("{} has no {}: the head starts as a copy of {}", path_.string(),

@@ -1,5 +1,7 @@
 #include "llmc/io/weight_files.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -40,10 +42,13 @@ WeightFiles::WeightFiles(const fs::path& path) : path_(path.string()) {
     std::error_code ignored;
     if (!fs::is_directory(path, ignored)) {
         open(path);
+    } else if (holds(path, one_file)) {  // as in Hugging Face's library, also beside an index
+        open(path / one_file);
+        if (holds(path, index_file))
+            note_ = fmt::format("{} has {}, so its {} and the files that it names are not read", path_,
+                                one_file, index_file);
     } else if (holds(path, index_file)) {
         open_shards(path, path / index_file);
-    } else if (holds(path, one_file)) {
-        open(path / one_file);
     } else if (has_pickles(path)) {
         user_error(
             "{} has its weights in files of torch.save only; load it with transformers, and write it with "

@@ -227,6 +227,19 @@ def test_other_folders_are_named(tmp_path, tokens):
     assert "is not empty; give a new folder" in result.stderr
 
 
+def test_one_file_of_weights_wins_over_an_index(tmp_path):
+    """As in Hugging Face's library: the index may be that of an earlier save, and its shards may be gone."""
+    model_folders.write(tmp_path / "a", LLAMA, model_folders.weights_of(LLAMA, seed=2), shards=3)
+    weights = model_folders.write(tmp_path / "a", LLAMA)
+    for exported_to in ("b", "c"):
+        result = program.run(f"--init={tmp_path / 'a'}", "--steps=0", f"--export={tmp_path / exported_to}")
+        assert "has model.safetensors, so its model.safetensors.index.json and the files that it names are not read" in \
+            " ".join(result.stdout.split())
+        assert all((array == weights[name]).all() for name, array in exported(tmp_path / exported_to)[0].items())
+        for shard in (tmp_path / "a").glob("model-*.safetensors"):
+            shard.unlink()
+
+
 @pytest.mark.parametrize("model, kind", [("llama-tiny", "llama"), ("qwen3-tiny", "qwen3"), ("nanochat-tiny", "nanochat"), ("tiny", "gpt2")])
 def test_a_model_of_ours_is_a_folder_that_comes_back(model, kind, tmp_path):
     program.run(f"--model={model}", "--steps=0", f"--export={tmp_path / 'a'}")
