@@ -122,8 +122,9 @@ HeadSizes head_sizes(const ModelChoices& choices);
 // Of --rope-theta and --rope-scaling (rope_choices.cpp).
 double rope_theta(const ModelChoices& choices);
 std::optional<RopeScaling> rope_scaling(const ModelChoices& choices);
-// theta and the scaling of a config.json.
-void read_rope(ConfigReader& config, ModelChoices& choices);
-void write_rope(const ModelChoices& choices, nlohmann::ordered_json& config, bool is_new);
+// theta and the scaling of a config.json. Without max_position_embeddings, the longest context is `positions`.
+void read_rope(ConfigReader& config, ModelChoices& choices, std::int64_t positions);
+void write_rope(const ModelChoices& choices, nlohmann::ordered_json& config, bool is_new,
+                std::int64_t positions);
 
 }  // namespace llmc

@@ -185,7 +185,7 @@ ModelChoices from_config(ConfigReader& config) {
         {"norms", std::string(kind.norms)},
         {"qkv-bias", kind.qkv_bias},
         {"tied-head", config.is_on("tie_word_embeddings", false)}};
-    read_rope(config, choices);
+    read_rope(config, choices, kind.positions);
     return choices;
 }
 
@@ -245,7 +245,7 @@ void to_config(const ModelChoices& choices, nlohmann::ordered_json& config) {
     to.correct("layer_types", nlohmann::ordered_json(static_cast<std::size_t>(L),
                                                      window > 0 ? sliding_attention : full_attention));
     if (config.value("max_window_layers", L) < L) config["max_window_layers"] = L;
-    write_rope(choices, config, to.is_new());
+    write_rope(choices, config, to.is_new(), kind.positions);
 }
 
 using Others = std::vector<std::pair<std::string_view, ModelValue>>;

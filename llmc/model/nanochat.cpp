@@ -80,6 +80,9 @@ Model make(const ModelChoices& choices) {
                   .table = "embed_tokens.weight"}};
 }
 
+// The longest context of a config.json without max_position_embeddings.
+constexpr std::int64_t default_positions = 2048;
+
 ModelChoices from_config(ConfigReader& config) {
     config.require("hidden_act", {"relu2"});
     config.require("attention_bias", {false});
@@ -97,13 +100,13 @@ ModelChoices from_config(ConfigReader& config) {
                       {"heads", H},
                       {"channels", C},
                       {"mlp-size", config.size("intermediate_size")},
-                      {"seq-len", config.size("max_position_embeddings", 2048)},
+                      {"seq-len", config.size("max_position_embeddings", default_positions)},
                       {"vocab-size", config.size("vocab_size")},
                       {"kv-heads", config.size("num_key_value_heads", H)},
                       {"norm-eps", config.number("rms_norm_eps", 1e-6)},
                       {"logit-cap", cap},
                       {"z-loss", 0.0}};
-    read_rope(config, choices);
+    read_rope(config, choices, default_positions);
     if (rope_scaling(choices))
         config.refuse("rope_scaling", "is given, and this family has none; give another model");
     choices.values.erase("rope-scaling");
@@ -133,7 +136,7 @@ void to_config(const ModelChoices& choices, nlohmann::ordered_json& config) {
     to.set_new("tie_word_embeddings", false);
     ModelChoices of_rope = choices;
     of_rope.values.emplace("rope-scaling", std::string("none"));
-    write_rope(of_rope, config, to.is_new());
+    write_rope(of_rope, config, to.is_new(), default_positions);
 }
 
 const RegisteredFamily registered(

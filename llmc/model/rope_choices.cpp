@@ -13,6 +13,9 @@ namespace llmc {
 
 namespace {
 
+// The context for which the frequencies were before they were scaled: beside rope_scaling, or in it.
+constexpr const char* original_positions = "original_max_position_embeddings";
+
 // "FACTOR,LOW,HIGH,POSITIONS"
 std::optional<RopeScaling> parsed(const std::string& text) {
     RopeScaling s{};
@@ -38,7 +41,7 @@ nlohmann::ordered_json as_json(const RopeScaling& s) {
             {"factor", s.factor},
             {"low_freq_factor", s.low_frequency_factor},
             {"high_freq_factor", s.high_frequency_factor},
-            {"original_max_position_embeddings", s.original_positions}};
+            {original_positions, s.original_positions}};
 }
 
 }  // namespace
@@ -58,8 +61,8 @@ std::optional<RopeScaling> rope_scaling(const ModelChoices& choices) {
 }
 
 // As transformers 5.24 reads them: rope_scaling wins over rope_parameters, and a theta in either wins over
-// rope_theta.
-void read_rope(ConfigReader& config, ModelChoices& choices) {
+// rope_theta. The original context beside them wins over the one in them; without either, it is the longest context.
+void read_rope(ConfigReader& config, ModelChoices& choices, std::int64_t positions) {
     config.require("partial_rotary_factor", {1.0});
     const nlohmann::ordered_json scaling = config.object("rope_scaling"),
                                  parameters = config.object("rope_parameters");
@@ -82,10 +85,10 @@ void read_rope(ConfigReader& config, ModelChoices& choices) {
                              type));
     std::string text = "none";
     if (type == "llama3") {
-        text = as_text(
-            {of_rope.number("factor", 0), of_rope.number("low_freq_factor", 0),
-             of_rope.number("high_freq_factor", 0),
-             of_rope.size("original_max_position_embeddings", config.size("max_position_embeddings", 2048))});
+        const std::int64_t longest = config.size("max_position_embeddings", positions);
+        text = as_text({of_rope.number("factor", 0), of_rope.number("low_freq_factor", 0),
+                        of_rope.number("high_freq_factor", 0),
+                        config.size(original_positions, of_rope.size(original_positions, longest))});
         if (!parsed(text))
             config.refuse(key, fmt::format("is {}, which is no scaling of Llama 3.1's kind", given.dump()));
     }
@@ -93,17 +96,26 @@ void read_rope(ConfigReader& config, ModelChoices& choices) {
     choices.values.insert_or_assign("rope-scaling", text);
 }
 
-void write_rope(const ModelChoices& choices, nlohmann::ordered_json& config, bool is_new) {
+void write_rope(const ModelChoices& choices, nlohmann::ordered_json& config, bool is_new,
+                std::int64_t positions) {
     const std::optional<RopeScaling> scaling = rope_scaling(choices);
     const double theta = choices.number("rope-theta");
     const auto has = [&](const char* key) { return config.contains(key) && !config[key].is_null(); };
-    // What says the same stays as it is.
+    // What says the same stays as it is. But an export may have a longer context, which is not the original one.
     if (!is_new) {
         ConfigReader reader(config, "config.json");
         ModelChoices present;
-        read_rope(reader, present);
-        if (present.number("rope-theta") == theta && rope_scaling(present) == scaling) return;
+        read_rope(reader, present, positions);
+        if (present.number("rope-theta") == theta && rope_scaling(present) == scaling) {
+            if (scaling && !has(original_positions)) {
+                const bool is_first = has("rope_scaling") && !config["rope_scaling"].empty();
+                nlohmann::ordered_json& given = config[is_first ? "rope_scaling" : "rope_parameters"];
+                given[original_positions] = scaling->original_positions;
+            }
+            return;
+        }
     }
+    if (scaling && has(original_positions)) config[original_positions] = scaling->original_positions;
     nlohmann::ordered_json parameters =
         scaling ? as_json(*scaling) : nlohmann::ordered_json{{"rope_type", "default"}};
     if (has("rope_parameters")) {

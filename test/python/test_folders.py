@@ -1,13 +1,18 @@
 """Folders in Hugging Face's format: --init DIR, --model DIR and --export DIR, and what is refused."""
 
 import json
+import re
 import shutil
 
 import numpy
 import pytest
+import torch
 
+import model_bounds
 import model_folders
 import program
+import reference_llama
+import reference_model
 import safetensors_numpy
 
 TRAIN = ["--seq-len=16", "--global-batch-tokens=64", "--sample-tokens=0", "--val-every=0"]
@@ -238,6 +243,65 @@ def test_one_file_of_weights_wins_over_an_index(tmp_path):
         assert all((array == weights[name]).all() for name, array in exported(tmp_path / exported_to)[0].items())
         for shard in (tmp_path / "a").glob("model-*.safetensors"):
             shard.unlink()
+
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+ORIGINAL = "original_max_position_embeddings"
+# What config.json says, and the scaling that it means. The longest context is 64.
+SCALINGS = {
+    "of Llama 3.1": ({"rope_scaling": {**LLAMA3, ORIGINAL: 32}}, "8,1,4,32"),
+    "other factors": ({"rope_scaling": {**LLAMA3, ORIGINAL: 64, "low_freq_factor": 2.0, "high_freq_factor": 8.0}}, "8,2,8,64"),
+    "no original context": ({"rope_scaling": LLAMA3}, "8,1,4,64"),
+    "no original context, version 5": ({"rope_parameters": {**LLAMA3, "rope_theta": 500000.0}}, "8,1,4,64"),
+    "null": ({"rope_scaling": {**LLAMA3, ORIGINAL: None}}, "8,1,4,64"),
+    "original context beside": ({"rope_scaling": LLAMA3, ORIGINAL: 16}, "8,1,4,16"),
+    "original context beside another": ({"rope_scaling": {**LLAMA3, ORIGINAL: 64}, ORIGINAL: 16}, "8,1,4,16"),
+    "version 5, beside": ({"rope_parameters": {**LLAMA3, "rope_theta": 500000.0, ORIGINAL: 64}, ORIGINAL: 16}, "8,1,4,16"),
+}
+
+
+def validation_loss(folder, tokens, context, *options):
+    result = program.run(f"--init={folder}", f"--train-data={tokens}", f"--val-data={tokens}", "--val-batches=0", "--steps=0",
+                         f"--seq-len={context}", f"--global-batch-tokens={context}", "--sample-tokens=0", *options)
+    return float(re.search(r"validation after step 0: loss ([0-9.]+)", result.stdout)[1])
+
+
+def fp64_loss(config, weights, scaling, tokens, context):
+    model = reference_llama.Llama(
+        layers=config["num_hidden_layers"], heads=config["num_attention_heads"], kv_heads=config["num_key_value_heads"],
+        head_size=config["head_dim"], channels=config["hidden_size"], mlp_size=config["intermediate_size"], seq_len=context,
+        vocab_size=config["vocab_size"], rope_theta=config["rope_theta"], norm_eps=config["rms_norm_eps"], rope_scaling=scaling)
+    weights = {name: torch.from_numpy(array).double() for name, array in weights.items()}
+    windows = torch.from_numpy(tokens).unfold(0, context + 1, context)
+    return reference_model.loss(weights, model, windows).item()
+
+
+@pytest.mark.parametrize("what", SCALINGS)
+def test_scaled_rotary_positions(what, tmp_path):
+    """The loss of a folder against PyTorch in fp64, and that of its export, whose context is longer."""
+    changes, scaling = SCALINGS[what]
+    config = {**LLAMA, "max_position_embeddings": 64, **changes}
+    # Weights that are large enough to tell positions apart.
+    weights = {name: array if "norm" in name else 3.5 * array for name, array in model_folders.weights_of(config).items()}
+    model_folders.write(tmp_path / "a", config, weights)
+    context = 96
+    tokens = random.integers(0, 150, 4 * context + 1)
+    file = tmp_path / "tokens.bin"
+    program.write_token_file(file, tokens)
+    loss = validation_loss(tmp_path / "a", file, context, f"--export={tmp_path / 'b'}")
+    assert abs(loss - fp64_loss(config, weights, scaling, tokens, context)) <= model_bounds.LOSS_FP32 + 0.5e-5  # 5 digits
+    assert validation_loss(tmp_path / "b", file, context) == loss
+    # The dictionary has the original context, unless it stands beside it.
+    key = next(iter(changes))
+    given = changes[key] if ORIGINAL in changes else {**changes[key], ORIGINAL: int(scaling.split(",")[3])}
+    assert exported(tmp_path / "b")[1] == {**config, "max_position_embeddings": context, key: given}
+
+
+def test_another_scaling_replaces_the_original_context_beside_it(tmp_path):
+    config = {**LLAMA, "rope_scaling": {**LLAMA3, ORIGINAL: 64}, ORIGINAL: 16}
+    tmp_path.joinpath("config.json").write_text(json.dumps(config))
+    program.run(f"--model={tmp_path}", "--steps=0", f"--export={tmp_path / 'b'}", "--rope-scaling=4,1,4,32")
+    assert exported(tmp_path / "b")[1] == {**config, "rope_scaling": {**LLAMA3, "factor": 4.0, ORIGINAL: 32}, ORIGINAL: 32}
 
 
 @pytest.mark.parametrize("model, kind", [("llama-tiny", "llama"), ("qwen3-tiny", "qwen3"), ("nanochat-tiny", "nanochat"), ("tiny", "gpt2")])

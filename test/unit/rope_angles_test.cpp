@@ -91,6 +91,16 @@ TEST(RopeAngles, Llama31ScalesLowFrequenciesAlone) {
     }
 }
 
+// Low 2 and high 8, where Llama 3.1 has 1 and 4: the second frequency has 5.7 waves in the original positions, and
+// the fourth one 1.8.
+TEST(RopeAngles, OtherFactorsThanLlama31s) {
+    const std::vector<double> scaled = rope_frequencies({64, 32, 1e4, RopeScaling{8.0, 2.0, 8.0, 64}});
+    constexpr std::array expected = {
+        1.0,    0.37601575877682081361, 0.09583998588296265785, 0.02222849262548653502,
+        0.0125, 0.00702926656487936350, 0.00395284707521047416, 0.00222284926254865350};
+    for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(scaled[i] / expected[i], 1.0, 1e-14) << i;
+}
+
 TEST(RopeAngles, WrongSizesAreRefused) {
     std::vector<float> table(24);
     EXPECT_NO_THROW(fill_angles(table, {3, 8, 1e4}));
