@@ -82,11 +82,12 @@ std::string take_text(std::string& bytes, bool ends) {
 }  // namespace
 
 std::vector<std::int32_t> encode_prompt(std::string_view prompt, std::int64_t vocabulary,
-                                        const BytePairEncoder* bpe) {
+                                        const BytePairEncoder* bpe, std::optional<std::int32_t> begin) {
     std::vector<std::int32_t> tokens = bpe                             ? bpe->encode(unescaped(prompt))
                                        : vocabulary == byte_vocabulary ? encode_bytes(unescaped(prompt))
                                                                        : parse_ids(prompt, vocabulary);
     if (!tokens.empty()) return tokens;
+    if (begin) return {*begin};
     if (bpe) return {bpe->end_of_text()};
     if (vocabulary == byte_vocabulary) return {'\n'};
     return {vocabulary > gpt2_end_of_text ? gpt2_end_of_text : 0};

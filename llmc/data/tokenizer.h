@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -18,10 +19,11 @@ inline constexpr std::int64_t byte_vocabulary = 256;
 // The tokens of the prompt that a generated text begins with, at least one. For bytes and with `bpe`, the
 // prompt is text in which \n, \t and \\ stand for a new line, a tab and a backslash. With `bpe`,
 // "<|endoftext|>" stands for that token. Otherwise the prompt is ids separated by spaces. An empty prompt
-// gives a new line, or GPT-2's end of text (token 0 if the vocabulary is smaller). UserError for a prompt
-// that the vocabulary does not allow.
+// gives `begin`; without it a new line, or GPT-2's end of text (token 0 if the vocabulary is smaller).
+// UserError for a prompt that the vocabulary does not allow.
 std::vector<std::int32_t> encode_prompt(std::string_view prompt, std::int64_t vocabulary,
-                                        const BytePairEncoder* bpe = nullptr);
+                                        const BytePairEncoder* bpe = nullptr,
+                                        std::optional<std::int32_t> begin = {});
 
 // Whether text can be encoded in a vocabulary, and the tokens of a text without escapes, in which
 // "<|endoftext|>" is ordinary text.

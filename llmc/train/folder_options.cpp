@@ -68,6 +68,16 @@ void take_folder(Options& options, const ModelFolder& folder) {
     options.notes.insert(options.notes.end(), notes.begin(), notes.end());
 }
 
+std::optional<std::int32_t> begin_token(const Options& options) {
+    const Json config = config_of(options);
+    const auto found = config.find("bos_token_id");
+    if (found == config.end() || !found->is_number_integer()) return std::nullopt;
+    const auto token = found->get<std::int64_t>();
+    // Another token than one of the vocabulary is none.
+    if (token < 0 || token >= options.vocabulary()) return std::nullopt;
+    return static_cast<std::int32_t>(token);
+}
+
 std::string exported_config(const Options& options) {
     Json config = config_of(options);
     const Family& family = family_of(options.model);

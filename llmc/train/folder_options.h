@@ -2,7 +2,9 @@
 // into such a folder.
 #pragma once
 
+#include <cstdint>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 
 #include "llmc/train/options.h"
@@ -16,6 +18,9 @@ inline constexpr std::int64_t folder_sequence_length = 2048;
 // Takes the model of the folder's config.json for options that nobody gave. UserError if this program does not
 // compute it. Notes of what is not used are added to options.notes.
 void take_folder(Options& options, const ModelFolder& folder);
+
+// The token with which the folder's texts begin: an empty prompt is that token. Empty without bos_token_id.
+std::optional<std::int32_t> begin_token(const Options& options);
 
 // The text of the exported folder's config.json, and the dtype of its weights: --export-dtype, or else that of the
 // folder from which the model came. UserError if Hugging Face's library does not have the model.

@@ -18,6 +18,7 @@
 #include "llmc/io/files.h"
 #include "llmc/io/model_files.h"
 #include "llmc/train/command_line.h"
+#include "llmc/train/folder_options.h"
 #include "llmc/train/generate.h"
 #include "llmc/train/outputs.h"
 #include "llmc/train/report.h"
@@ -71,7 +72,7 @@ void PreparedRun::open_files() {
     bpe = find_bpe(options.bpe_directory, model().vocabulary);
     if (!options.generate) open_data_files();
     out_dir = choose_out_dir(options);
-    prompt = encode_prompt(options.prompt, model().vocabulary, encoder());
+    prompt = encode_prompt(options.prompt, model().vocabulary, encoder(), begin_token(options));
     open_weights();
     if (comes_late) return;
     if (!options.generate) open_training_files();

@@ -304,6 +304,24 @@ def test_another_scaling_replaces_the_original_context_beside_it(tmp_path):
     assert exported(tmp_path / "b")[1] == {**config, "rope_scaling": {**LLAMA3, "factor": 4.0, ORIGINAL: 32}, ORIGINAL: 32}
 
 
+def test_an_empty_prompt_is_the_begin_of_text(tmp_path, tokens):
+    def text(*options):
+        return program.run("--generate", *options, "--sample-tokens=4", "--temperature=0").stdout.split()
+
+    weights = model_folders.weights_of(LLAMA)
+    for name, begin in (("a", 7), ("none", None), ("outside", 150)):
+        model_folders.write(tmp_path / name, {**LLAMA, "bos_token_id": begin}, weights)
+    expected = text(f"--init={tmp_path / 'a'}", "--prompt=7")[1:]
+    first_token = text(f"--init={tmp_path / 'a'}", "--prompt=0")[1:]
+    assert len(expected) == 4 and first_token != expected
+    assert text(f"--init={tmp_path / 'a'}") == expected
+    assert text(f"--init={tmp_path / 'none'}") == text(f"--init={tmp_path / 'outside'}") == first_token
+    # A checkpoint knows it without the folder.
+    program.train(tmp_path / "x", f"--init={tmp_path / 'a'}", "--steps=1", "--lr=0", f"--train-data={tokens}", *TRAIN)
+    shutil.rmtree(tmp_path / "a")
+    assert text(f"--resume={tmp_path / 'x'}") == expected
+
+
 @pytest.mark.parametrize("model, kind", [("llama-tiny", "llama"), ("qwen3-tiny", "qwen3"), ("nanochat-tiny", "nanochat"), ("tiny", "gpt2")])
 def test_a_model_of_ours_is_a_folder_that_comes_back(model, kind, tmp_path):
     program.run(f"--model={model}", "--steps=0", f"--export={tmp_path / 'a'}")

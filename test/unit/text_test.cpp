@@ -28,6 +28,9 @@ TEST(Tokenizer, PromptsOfBytes) {
 TEST(Tokenizer, PromptsOfIds) {
     EXPECT_EQ(encode_prompt("", 50257), (Tokens{50256}));
     EXPECT_EQ(encode_prompt("", 100), (Tokens{0}));
+    EXPECT_EQ(encode_prompt("", 100, nullptr, 5), (Tokens{5}));
+    EXPECT_EQ(encode_prompt("", 256, nullptr, 5), (Tokens{5}));
+    EXPECT_EQ(encode_prompt("7 8", 100, nullptr, 5), (Tokens{7, 8}));
     EXPECT_EQ(encode_prompt(" 5  99 ", 100), (Tokens{5, 99}));
     for (const char* wrong : {"100", "-1", "5 a", "5,6", "99999999999"}) {
         EXPECT_THROW((void)encode_prompt(wrong, 100), UserError) << wrong;
