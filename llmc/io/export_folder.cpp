@@ -99,8 +99,8 @@ void write_shards(const fs::path& folder, const std::vector<Shard>& shards, cons
 
 bool is_of_tokenizer(const std::string& name) {
     constexpr std::array beginnings = {"tokenizer", "vocab.", "chat_template"};
-    constexpr std::array names = {"special_tokens_map.json", "merges.txt", "generation_config.json",
-                                  "added_tokens.json"};
+    constexpr std::array names = {"special_tokens_map.json", "merges.txt",  "generation_config.json",
+                                  "added_tokens.json",       "tekken.json", "additional_chat_templates"};
     return std::ranges::find(names, name) != names.end() ||
            std::ranges::any_of(beginnings,
                                [&](const char* beginning) { return name.starts_with(beginning); });

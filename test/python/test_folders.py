@@ -322,6 +322,21 @@ def test_an_empty_prompt_is_the_begin_of_text(tmp_path, tokens):
     assert text(f"--resume={tmp_path / 'x'}") == expected
 
 
+def test_all_files_of_a_tokenizer_are_copied(tmp_path):
+    model_folders.write(tmp_path / "a", model_folders.MISTRAL)
+    (tmp_path / "blobs").mkdir()
+    names = ["tekken.json", "tokenizer.model", "chat_template.jinja", "additional_chat_templates/tool_use.jinja"]
+    for i, name in enumerate(names):
+        (tmp_path / f"blobs/{i}").write_text(name)
+        (tmp_path / "a" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "a" / name).symlink_to(tmp_path / f"blobs/{i}")  # as in the cache of Hugging Face's library
+    (tmp_path / "a/README.md").write_text("another file")
+    program.run(f"--init={tmp_path / 'a'}", "--steps=0", f"--export={tmp_path / 'b'}")
+    shutil.rmtree(tmp_path / "blobs")
+    assert all((tmp_path / "b" / name).read_text() == name for name in names)
+    assert not (tmp_path / "b/README.md").exists()
+
+
 @pytest.mark.parametrize("model, kind", [("llama-tiny", "llama"), ("qwen3-tiny", "qwen3"), ("nanochat-tiny", "nanochat"), ("tiny", "gpt2")])
 def test_a_model_of_ours_is_a_folder_that_comes_back(model, kind, tmp_path):
     program.run(f"--model={model}", "--steps=0", f"--export={tmp_path / 'a'}")
