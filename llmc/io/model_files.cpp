@@ -150,6 +150,16 @@ class ModelFile {
         return notes;
     }
 
+    // The narrowest dtype of exported files that holds all the model's tensors exactly; fp32 if none does.
+    DType dtype() const {
+        std::set<std::string> names;
+        for (const std::string& name : known_) names.insert(reader_.entry(name_of(name)).dtype);
+        for (const DType dtype : {DType::bf16, DType::fp16}) {
+            if (names == std::set{std::string(traits_of(dtype).file_name)}) return dtype;
+        }
+        return DType::fp32;
+    }
+
     // UserError for a tensor that this model does not have.
     void check_names() const {
         for (const auto& [name, in_file] : names_.all()) {
@@ -313,15 +323,15 @@ void save_tensors(const std::filesystem::path& file, const ParameterStore& store
     save(file, store, transfer, std::span(&kind, 1), sync);
 }
 
-std::vector<std::string> check_weights(const std::filesystem::path& path, const Outline& outline,
-                                       std::span<const UnitLayout> units) {
+CheckedWeights check_weights(const std::filesystem::path& path, const Outline& outline,
+                             std::span<const UnitLayout> units) {
     const ModelFile file(path, outline);
     file.check_names();
     for (const UnitLayout& unit : units) {
         for (const UnitLayout::Entry& entry : unit.entries())
             check_shape(file, file.name_of(unit.full_name(entry.spec)), entry.spec);
     }
-    return file.notes();
+    return {file.notes(), file.dtype()};
 }
 
 void load_weights(const std::filesystem::path& path, ParameterStore& store, UnitTransfer& transfer) {

@@ -33,10 +33,14 @@ std::vector<SafetensorsEntry> weights_table(const ParameterStore& store, const U
 using SeeTensor = std::function<void(const std::string& name, std::span<const float> values)>;
 void collect_weights(const ParameterStore& store, UnitTransfer& transfer, const SeeTensor& f);
 
+struct CheckedWeights {
+    std::vector<std::string> notes;  // for the user
+    DType dtype;                     // bf16 or fp16 if all the model's tensors have it, else fp32
+};
 // Checks the names and shapes of the file's tensors against a model with these units. Reads only the header.
-// UserError if the file is not a safetensors file or does not match. Returns notes for the user.
-std::vector<std::string> check_weights(const std::filesystem::path& path, const Outline& outline,
-                                       std::span<const UnitLayout> units);
+// UserError if the file is not a safetensors file or does not match.
+CheckedWeights check_weights(const std::filesystem::path& path, const Outline& outline,
+                             std::span<const UnitLayout> units);
 
 // Loads weights from F32, F16, BF16 or F64 tensors, with or without the prefix "transformer." and those of
 // PyTorch's wrappers. Attention masks ("h.0.attn.bias") are ignored. UserError if a tensor is missing, has

@@ -32,6 +32,16 @@ Json config_of(const Options& options) {
     return options.folder ? Json::parse(options.folder->config) : Json::object();
 }
 
+bool has(const Json& config, const char* key) { return config.contains(key) && !config[key].is_null(); }
+bool has_dtype(const Json& config) {
+    return std::ranges::any_of(dtype_keys, [&](const char* key) { return has(config, key); });
+}
+
+// Hugging Face's name of a dtype.
+std::string name_in_config(std::string_view dtype) {
+    return std::ranges::find(dtypes, dtype, [](const auto& of) { return std::string_view(of.first); })->second;
+}
+
 std::vector<std::string_view> known_types() {
     std::vector<std::string_view> types;
     for (const Family& family : families())
@@ -68,6 +78,14 @@ void take_folder(Options& options, const ModelFolder& folder) {
     options.notes.insert(options.notes.end(), notes.begin(), notes.end());
 }
 
+// It is kept in config.json, and so in checkpoints: a run that goes on does not read the weights of --init.
+void take_dtype(Options& options, DType weights) {
+    Json config = config_of(options);
+    if (!options.folder || has_dtype(config)) return;
+    config["torch_dtype"] = name_in_config(name_of(weights));
+    options.folder->config = config.dump();
+}
+
 std::optional<std::int32_t> begin_token(const Options& options) {
     const Json config = config_of(options);
     const auto found = config.find("bos_token_id");
@@ -91,11 +109,12 @@ std::string exported_config(const Options& options) {
     constexpr const char* positions = "max_position_embeddings";
     if (config.contains(positions) && config[positions] < options.sequence_length())
         config[positions] = options.sequence_length();
-    const auto* const dtype = std::ranges::find(dtypes, exported_dtype(options),
-                                                [](const auto& of) { return std::string(of.first); });
-    const auto* const key =
-        std::ranges::find_if(dtype_keys, [&](const char* name) { return config.contains(name); });
-    config[key == dtype_keys.end() ? "torch_dtype" : *key] = dtype->second;
+    // Older and newer versions of the library read another one.
+    const std::string dtype = name_in_config(exported_dtype(options));
+    if (!has_dtype(config)) config["torch_dtype"] = dtype;
+    for (const char* key : dtype_keys) {
+        if (has(config, key)) config[key] = dtype;
+    }
     return config.dump(2) + "\n";
 }
 

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "llmc/core/dtype.h"
 #include "llmc/train/options.h"
 #include "llmc/train/sources.h"
 
@@ -18,6 +19,9 @@ inline constexpr std::int64_t folder_sequence_length = 2048;
 // Takes the model of the folder's config.json for options that nobody gave. UserError if this program does not
 // compute it. Notes of what is not used are added to options.notes.
 void take_folder(Options& options, const ModelFolder& folder);
+
+// Takes the dtype of the weights of --init as that of the folder's model, if its config.json names none.
+void take_dtype(Options& options, DType weights);
 
 // The token with which the folder's texts begin: an empty prompt is that token. Empty without bos_token_id.
 std::optional<std::int32_t> begin_token(const Options& options);

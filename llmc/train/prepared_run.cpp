@@ -147,10 +147,11 @@ void PreparedRun::open_weights() {
         std::ranges::copy(compare_with_checkpoint(data.record, *checkpoint, options),
                           std::back_inserter(notes_of_resume));
     } else if (!options.init.empty()) {
-        const std::vector<std::string> notes_of_weights = naming_option("--init", [&] {
+        const CheckedWeights weights = naming_option("--init", [&] {
             return check_weights(weights_in(options.weights), *plan.outline, plan.store.units);
         });
-        notes.insert(notes.end(), notes_of_weights.begin(), notes_of_weights.end());
+        notes.insert(notes.end(), weights.notes.begin(), weights.notes.end());
+        take_dtype(options, weights.dtype);
     }
 }
 

@@ -55,7 +55,7 @@ struct PreparedRun {
     const BytePairEncoder* encoder() const { return bpe ? &*bpe : nullptr; }
 
     Session& session;
-    Options options;  // constant after choose_device_and_mesh()
+    Options options;  // constant after open_files()
 
     // The run.json in the folder of results, as it was before this start looked there (run_locks.h).
     std::string earlier_record;

@@ -13,6 +13,7 @@ import model_folders
 import program
 import reference_llama
 import reference_model
+import safetensors_file
 import safetensors_numpy
 
 TRAIN = ["--seq-len=16", "--global-batch-tokens=64", "--sample-tokens=0", "--val-every=0"]
@@ -335,6 +336,65 @@ def test_all_files_of_a_tokenizer_are_copied(tmp_path):
     shutil.rmtree(tmp_path / "blobs")
     assert all((tmp_path / "b" / name).read_text() == name for name in names)
     assert not (tmp_path / "b/README.md").exists()
+
+
+def dtypes_in(folder):
+    return {dtype for file in folder.glob("*.safetensors") for dtype, _, _ in safetensors_file.load(file).values()}
+
+
+# Arrays of a folder without torch_dtype, and the dtype of what it is exported as.
+def in_bf16(weights):
+    return {name: (array.view("u4") & 0xffff0000).view("f4") for name, array in weights.items()}
+
+
+WEIGHT_DTYPES = {
+    "bf16": (in_bf16, safetensors_numpy.save_bf16, "BF16", "bfloat16"),
+    "fp16": (lambda weights: {name: array.astype("f2") for name, array in weights.items()}, safetensors_numpy.save, "F16", "float16"),
+    "fp32": (lambda weights: weights, safetensors_numpy.save, "F32", "float32"),
+    # The dtype that holds all of them.
+    "several": (lambda weights: {name: array if "norm" in name else array.astype("f2") for name, array in weights.items()},
+                safetensors_numpy.save, "F32", "float32"),
+}
+
+
+@pytest.mark.parametrize("kind", WEIGHT_DTYPES)
+def test_without_a_dtype_that_of_the_weights_counts(kind, tmp_path, tokens):
+    convert, save, dtype, name_in_config = WEIGHT_DTYPES[kind]
+    config = {key: value for key, value in LLAMA.items() if key != "torch_dtype"}
+    weights = convert(model_folders.weights_of(config))
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/config.json").write_text(json.dumps(config))
+    # Not the model's: its dtype does not count.
+    safetensors_numpy.save(tmp_path / "a/model-00003-of-00003.safetensors", {"model.rotary_emb.inv_freq": numpy.ones(12, "f4")})
+    names = sorted(weights)
+    for i in (0, 1):
+        save(tmp_path / f"a/model-0000{i + 1}-of-00003.safetensors", {name: weights[name] for name in names[i::2]})
+    files = {name: f"model-0000{i % 2 + 1}-of-00003.safetensors" for i, name in enumerate(names)}
+    (tmp_path / "a/model.safetensors.index.json").write_text(json.dumps(
+        {"metadata": {}, "weight_map": {**files, "model.rotary_emb.inv_freq": "model-00003-of-00003.safetensors"}}))
+    program.train(tmp_path / "x", f"--init={tmp_path / 'a'}", "--steps=1", "--lr=0", f"--train-data={tokens}", *TRAIN,
+                  f"--export={tmp_path / 'b'}")
+    shutil.rmtree(tmp_path / "a")
+    program.run(f"--resume={tmp_path / 'x'}", "--steps=0", f"--export={tmp_path / 'c'}", f"--train-data={tokens}",
+                "--sample-tokens=0")
+    for folder in (tmp_path / "b", tmp_path / "c"):
+        got, got_config = exported(folder)
+        assert dtypes_in(folder) == {dtype}
+        assert got_config == {**config, "torch_dtype": name_in_config}
+        assert all((got[name] == array).all() for name, array in weights.items())
+
+
+@pytest.mark.parametrize("given, exported_dtypes", [
+    ({"torch_dtype": "bfloat16", "dtype": "bfloat16"}, {"torch_dtype": "float32", "dtype": "float32"}),
+    ({"dtype": "bfloat16"}, {"dtype": "float32"}),
+    ({"torch_dtype": None, "dtype": "bfloat16"}, {"torch_dtype": None, "dtype": "float32"}),
+    ({"torch_dtype": None}, {"torch_dtype": "float32"}),
+], ids=str)
+def test_both_keys_of_the_dtype_are_changed(given, exported_dtypes, tmp_path):
+    config = {key: value for key, value in LLAMA.items() if key != "torch_dtype"}
+    tmp_path.joinpath("config.json").write_text(json.dumps({**config, **given}))
+    program.run(f"--model={tmp_path}", "--steps=0", f"--export={tmp_path / 'b'}", "--export-dtype=fp32")
+    assert exported(tmp_path / "b")[1] == {**config, **exported_dtypes} and dtypes_in(tmp_path / "b") == {"F32"}
 
 
 @pytest.mark.parametrize("model, kind", [("llama-tiny", "llama"), ("qwen3-tiny", "qwen3"), ("nanochat-tiny", "nanochat"), ("tiny", "gpt2")])
