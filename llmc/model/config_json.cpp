@@ -119,17 +119,13 @@ void ConfigReader::require(std::string_view key, const std::vector<Json>& comput
                                             value->dump(), fmt::join(texts, " or ")));
 }
 
-std::string ConfigReader::common_text(std::string_view key) {
+std::vector<std::string> ConfigReader::texts(std::string_view key) {
     const Json* value = find(key);
-    if (!value) return "";
-    if (!value->is_array() || value->empty() || !value->front().is_string())
+    if (!value) return {};
+    const auto is_text = [](const Json& element) { return element.is_string(); };
+    if (!value->is_array() || value->empty() || !std::ranges::all_of(*value, is_text))
         refuse(key, fmt::format("is {}, but must be an array of texts", value->dump()));
-    for (const Json& element : *value) {
-        if (element != value->front())
-            refuse(key, fmt::format("has {} and {}, but here all layers are alike; give another model",
-                                    value->front().dump(), element.dump()));
-    }
-    return value->front();
+    return value->get<std::vector<std::string>>();
 }
 
 Json ConfigReader::object(std::string_view key) {

@@ -2,6 +2,7 @@
 // them back.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -12,13 +13,22 @@
 
 namespace llmc {
 
+// The longest context by default. Folders name contexts for which few machines have memory.
+inline constexpr std::int64_t longest_default_context = 2048;
+
 // Reads values, and notices which keys nobody has asked for. A missing key and null have the default; what is
 // wrong is a UserError that names the file and the key.
 class ConfigReader {
   public:
-    // `name` is the file's, for messages.
-    ConfigReader(const nlohmann::ordered_json& config, std::string name)
-        : config_(config), name_(std::move(name)) {}
+    // `name` is the file's, for messages; `context` is --seq-len, if it is given.
+    ConfigReader(const nlohmann::ordered_json& config, std::string name,
+                 std::optional<std::int64_t> context = {})
+        : config_(config), name_(std::move(name)), context_(context) {}
+
+    // The context of the run, for a model with this longest one.
+    std::int64_t context(std::int64_t longest) const {
+        return context_.value_or(std::min(longest, longest_default_context));
+    }
 
     bool has(std::string_view key);    // and is not null
     bool names(std::string_view key);  // perhaps as null
@@ -29,8 +39,8 @@ class ConfigReader {
     std::string text(std::string_view key, const std::string& missing);
     // UserError if a key is there, and has neither null nor one of these values: this program computes only them.
     void require(std::string_view key, const std::vector<nlohmann::ordered_json>& computed);
-    // The text that all elements of an array are; empty without the key. UserError if there are several.
-    std::string common_text(std::string_view key);
+    // The elements of an array; none without the key.
+    std::vector<std::string> texts(std::string_view key);
     // The object of a key; empty if there is none.
     nlohmann::ordered_json object(std::string_view key);
     const std::string& name() const { return name_; }
@@ -44,6 +54,7 @@ class ConfigReader {
 
     const nlohmann::ordered_json& config_;
     std::string name_;
+    std::optional<std::int64_t> context_;
     std::set<std::string, std::less<>> asked_;
 };
 

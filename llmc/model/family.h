@@ -79,8 +79,8 @@ struct Family {
     Model (*make)(const ModelChoices& choices);
     // The values of "model_type" in config.json (config_json.h) that mean models of this family.
     std::vector<std::string_view> model_types{};
-    // The choices of a config.json. Its seq-len is the longest context for which it has positions. UserError for
-    // a model that this program does not compute.
+    // The choices of a config.json; seq-len is that of the run. UserError for a model that this program does not
+    // compute.
     ModelChoices (*from_config)(ConfigReader& config) = nullptr;
     // Writes the choices into a config.json: that of a folder, of which other keys stay, or a new one. UserError
     // names the option with which Hugging Face's library could not compute the model.

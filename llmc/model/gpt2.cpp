@@ -72,7 +72,9 @@ ModelChoices from_config(ConfigReader& config) {
     ModelChoices choices = choices_of("gpt2");
     for (const auto& [option, key] : keys)
         choices.values.insert_or_assign(option, config.size(key, choices.size(option)));
-    choices.values.insert_or_assign("positions", choices.size("seq-len"));
+    const std::int64_t positions = choices.size("seq-len");
+    choices.values.insert_or_assign("positions", positions);
+    choices.values.insert_or_assign("seq-len", config.context(positions));
     choices.values.insert_or_assign("tied-head", config.is_on("tie_word_embeddings", true));
     config.require("activation_function", {"gelu_new", "gelu_pytorch_tanh"});
     config.require("n_inner", {saturated_product(4, choices.size("channels"))});

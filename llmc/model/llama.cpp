@@ -144,41 +144,68 @@ constexpr std::array kinds = {
     Kind{"qwen2", "Qwen2ForCausalLM", false, true, "none", "before", 1e-6, 32, 0, 32768},
     Kind{"qwen3", "Qwen3ForCausalLM", false, false, "head", "before", 1e-6, 32, 128, 32768},
     Kind{"olmo2", "Olmo2ForCausalLM", false, false, "all", "behind", 1e-5, 0, 0, 2048}};
-constexpr std::int64_t mistral_window = 4096;
+constexpr std::int64_t default_window = 4096, default_first_window = 28;
 constexpr const char *full_attention = "full_attention", *sliding_attention = "sliding_attention";
+
+// The window that the keys name; 0: none. Null means none, and Qwen's counts only if it is switched on.
+std::int64_t named_window(ConfigReader& config, const Kind& kind) {
+    if (!kind.has_window && !config.is_on("use_sliding_window", false)) return 0;
+    if (!config.names("sliding_window")) return default_window;
+    return config.has("sliding_window") ? config.size("sliding_window") : 0;
+}
+
+// Qwen's layers from max_window_layers on have the window, unless each layer has its type.
+bool has_window_in_last_layers(ConfigReader& config, std::int64_t layers) {
+    return !config.has("layer_types") &&
+           config.number("max_window_layers", default_first_window) < static_cast<double>(layers);
+}
+
+// The window of all layers in this context; 0: none. UserError if layers differ. A window that is not shorter than the
+// context changes nothing, whichever layers have it.
+std::int64_t window_of(ConfigReader& config, const Kind& kind, std::int64_t layers, std::int64_t context) {
+    const std::int64_t window = named_window(config, kind);
+    const bool is_shorter = window < context;
+    std::vector<std::string> types = config.texts("layer_types");
+    if (!is_shorter) std::ranges::replace(types, sliding_attention, full_attention);
+    for (const std::string& type : types) {
+        if (type != types.front())
+            config.refuse(
+                "layer_types",
+                fmt::format("has \"{}\" and \"{}\", but here all layers are alike; give another model",
+                            types.front(), type));
+    }
+    const bool is_full = !types.empty() && types.front() == full_attention;
+    if (!types.empty() && !is_full && !(kind.has_window && types.front() == sliding_attention))
+        config.refuse("layer_types",
+                      fmt::format("has {}, which is not computed; give another model", types.front()));
+    if (!kind.has_window && window > 0 && is_shorter && has_window_in_last_layers(config, layers))
+        config.refuse("use_sliding_window",
+                      fmt::format("gives layers of this model a window of {}, which is not computed; give a "
+                                  "--seq-len of at most {}, or another model",
+                                  window, window));
+    return kind.has_window && !is_full ? window : 0;
+}
 
 ModelChoices from_config(ConfigReader& config) {
     const Kind& kind = *std::ranges::find(kinds, config.text("model_type", ""), &Kind::model_type);
     config.require("hidden_act", {"silu", "swish"});
-    config.require("attention_bias", {false});
+    // Hugging Face's Qwen 2.5 has its biases whatever the key says.
+    config.require("attention_bias", kind.qkv_bias ? std::vector<nlohmann::ordered_json>{false, true}
+                                                   : std::vector<nlohmann::ordered_json>{false});
     config.require("mlp_bias", {false});
     const std::int64_t L = config.size("num_hidden_layers"), H = config.size("num_attention_heads");
-    // Qwen's layers from max_window_layers on have a window, if use_sliding_window is on.
-    if (!kind.has_window && config.is_on("use_sliding_window", false) &&
-        config.number("max_window_layers", 28) < static_cast<double>(L))
-        config.refuse("use_sliding_window",
-                      "gives layers of this model a window, which is not computed; give another model");
-    // Null means no window, and a missing key Mistral's.
-    const std::string layers = config.common_text("layer_types");
-    if (!layers.empty() && layers != full_attention && !(kind.has_window && layers == sliding_attention))
-        config.refuse("layer_types",
-                      fmt::format("has {}, which is not computed; give another model", layers));
-    std::int64_t window = 0;
-    if (kind.has_window && layers != full_attention) {
-        if (config.has("sliding_window")) window = config.size("sliding_window");
-        if (!config.names("sliding_window")) window = mistral_window;
-    }
+    const std::int64_t context = config.context(config.size("max_position_embeddings", kind.positions));
     ModelChoices choices;
     choices.values = {
         {"layers", L},
         {"heads", H},
         {"channels", config.size("hidden_size")},
         {"mlp-size", config.size("intermediate_size")},
-        {"seq-len", config.size("max_position_embeddings", kind.positions)},
+        {"seq-len", context},
         {"vocab-size", config.size("vocab_size")},
         {"kv-heads", config.size("num_key_value_heads", kind.key_heads > 0 ? kind.key_heads : H)},
         {"head-size", config.has("head_dim") ? config.size("head_dim") : kind.head_size},
-        {"window", window},
+        {"window", window_of(config, kind, L, context)},
         {"norm-eps", config.number("rms_norm_eps", kind.eps)},
         {"z-loss", 0.0},
         {"qk-norm", std::string(kind.qk_norm)},
@@ -218,10 +245,33 @@ const Kind& kind_of(const ModelChoices& choices, const std::string& model_type) 
     return *kind;
 }
 
+// The keys of windows stay if they say the same.
+void write_windows(const ModelChoices& choices, nlohmann::ordered_json& config, const Kind& kind,
+                   ConfigWriter& to) {
+    const std::int64_t L = choices.size("layers"), T = choices.size("seq-len"),
+                       window = choices.size("window");
+    ConfigReader given(config, "config.json");
+    const std::int64_t named = named_window(given, kind);
+    // More layers have no window either.
+    if (!kind.has_window && named > 0 && named < T && has_window_in_last_layers(given, L))
+        config["max_window_layers"] = L;
+    const bool stays = !to.is_new() && window_of(given, kind, L, T) == window;
+    // Mistral's window has a default, and null or the layers' types mean none.
+    const bool says_no_window = (config.contains("sliding_window") && config["sliding_window"].is_null()) ||
+                                config.contains("layer_types");
+    if (!stays && kind.has_window && !(window == 0 && says_no_window))
+        to.set("sliding_window", window > 0 ? nlohmann::ordered_json(window) : nullptr, default_window);
+    std::vector<std::string> types = given.texts("layer_types");
+    if (types.empty()) return;
+    if (!stays) types.assign(1, window > 0 ? sliding_attention : full_attention);
+    types.resize(static_cast<std::size_t>(L), std::string(types.back()));
+    config["layer_types"] = types;
+}
+
 void to_config(const ModelChoices& choices, nlohmann::ordered_json& config) {
     const Kind& kind = kind_of(choices, config.value("model_type", ""));
     const auto [H, K, D] = head_sizes(choices);
-    const std::int64_t C = choices.size("channels"), window = choices.size("window");
+    const std::int64_t C = choices.size("channels");
     ConfigWriter to(config);
     to.set("architectures", nlohmann::ordered_json::array({kind.architecture}));
     to.set("model_type", kind.model_type);
@@ -236,15 +286,7 @@ void to_config(const ModelChoices& choices, nlohmann::ordered_json& config) {
     to.set_new("max_position_embeddings", choices.size("seq-len"));
     to.set("rms_norm_eps", choices.number("norm-eps"), kind.eps);
     to.set("tie_word_embeddings", choices.is_on("tied-head"), false);
-    // Mistral's window has a default, and null or the layers' types mean none.
-    const bool says_no_window = (config.contains("sliding_window") && config["sliding_window"].is_null()) ||
-                                config.contains("layer_types");
-    if (kind.has_window && !(window == 0 && says_no_window))
-        to.set("sliding_window", window > 0 ? nlohmann::ordered_json(window) : nullptr, mistral_window);
-    const std::int64_t L = choices.size("layers");
-    to.correct("layer_types", nlohmann::ordered_json(static_cast<std::size_t>(L),
-                                                     window > 0 ? sliding_attention : full_attention));
-    if (config.value("max_window_layers", L) < L) config["max_window_layers"] = L;
+    write_windows(choices, config, kind, to);
     write_rope(choices, config, to.is_new(), kind.positions);
 }
 

@@ -100,7 +100,7 @@ ModelChoices from_config(ConfigReader& config) {
                       {"heads", H},
                       {"channels", C},
                       {"mlp-size", config.size("intermediate_size")},
-                      {"seq-len", config.size("max_position_embeddings", default_positions)},
+                      {"seq-len", config.context(config.size("max_position_embeddings", default_positions))},
                       {"vocab-size", config.size("vocab_size")},
                       {"kv-heads", config.size("num_key_value_heads", H)},
                       {"norm-eps", config.number("rms_norm_eps", 1e-6)},

@@ -39,7 +39,8 @@ bool has_dtype(const Json& config) {
 
 // Hugging Face's name of a dtype.
 std::string name_in_config(std::string_view dtype) {
-    return std::ranges::find(dtypes, dtype, [](const auto& of) { return std::string_view(of.first); })->second;
+    return std::ranges::find(dtypes, dtype, [](const auto& of) { return std::string_view(of.first); })
+        ->second;
 }
 
 std::vector<std::string_view> known_types() {
@@ -60,16 +61,15 @@ void take_folder(Options& options, const ModelFolder& folder) {
     const std::string file = (std::filesystem::path(folder.name) / "config.json").string();
     const Json config = Json::parse(folder.config, nullptr, false);
     if (!config.is_object()) user_error("{} is not an object in JSON; get the folder again", file);
-    ConfigReader reader(config, file);
+    ConfigReader reader(config, file,
+                        std::get<std::optional<std::int64_t>>(options.model_options.find("seq-len")->second));
     const std::string type = reader.text("model_type", "");
     const Family* family = family_of_type(type);
     if (!family)
         user_error("{}: the model_type is {}, but this program knows only {}; give another model", file,
                    in_quotes(type), fmt::join(known_types(), ", "));
     for (const char* key : {"quantization_config", "auto_map"}) reader.require(key, {});
-    ModelChoices choices = family->from_config(reader);
-    std::int64_t& context = std::get<std::int64_t>(choices.values.find("seq-len")->second);
-    context = std::min(context, folder_sequence_length);
+    const ModelChoices choices = family->from_config(reader);
     for (const auto& [name, value] : choices.values)
         set_if_unset(options.model_options.find(name)->second, value);
     options.model = family->name;

@@ -13,9 +13,6 @@
 
 namespace llmc {
 
-// The longest context by default. Folders name contexts for which few machines have memory.
-inline constexpr std::int64_t folder_sequence_length = 2048;
-
 // Takes the model of the folder's config.json for options that nobody gave. UserError if this program does not
 // compute it. Notes of what is not used are added to options.notes.
 void take_folder(Options& options, const ModelFolder& folder);

@@ -118,12 +118,25 @@ def test_dtypes_round_to_nearest(tmp_path):
     assert not (tmp_path / "d").exists() and not list(tmp_path.glob(".*"))
 
 
+SLIDING = {"use_sliding_window": True, "max_window_layers": 1}
 # Folders of other writers: the keys that are changed, and an option.
 CHANGES = {
     "fewer layers": ({**model_folders.QWEN3, "layer_types": ["full_attention"] * 2}, ["--layers=1"],
                      {"num_hidden_layers": 1, "layer_types": ["full_attention"]}),
     "layers without a window": ({**model_folders.QWEN2, "use_sliding_window": True, "max_window_layers": 2, "sliding_window": 8}, ["--layers=3"],
                                 {"num_hidden_layers": 3, "max_window_layers": 3}),
+    "window that is off": ({**model_folders.QWEN2, "use_sliding_window": False, "max_window_layers": 1, "sliding_window": 8}, [], {}),
+    "window that is off, more layers": ({**model_folders.QWEN2, "use_sliding_window": False, "max_window_layers": 1, "sliding_window": 8},
+                                        ["--layers=3"], {"num_hidden_layers": 3}),
+    "window as long as the context": ({**model_folders.QWEN2, **SLIDING, "sliding_window": 128}, [], {}),
+    "window as long as a shorter context": ({**model_folders.QWEN2, **SLIDING, "sliding_window": 8}, ["--seq-len=8"], {}),
+    "null window": ({**model_folders.QWEN2, **SLIDING, "sliding_window": None}, [], {}),
+    "full layers beside a window": ({**model_folders.QWEN3, **SLIDING, "sliding_window": 8, "layer_types": ["full_attention"] * 2}, [], {}),
+    "layers of two types": ({**model_folders.QWEN3, **SLIDING, "sliding_window": 128, "layer_types": ["full_attention", "sliding_attention"]}, [], {}),
+    "more layers of two types": ({**model_folders.QWEN3, **SLIDING, "sliding_window": 128, "layer_types": ["full_attention", "sliding_attention"]},
+                                 ["--layers=3"], {"num_hidden_layers": 3, "layer_types": ["full_attention", *["sliding_attention"] * 2]}),
+    "long window": ({**model_folders.MISTRAL, "sliding_window": 128, "layer_types": ["sliding_attention"] * 2}, [], {}),
+    "biases that are named": ({**model_folders.QWEN2, "attention_bias": True}, [], {}),
     "other window": ({**model_folders.MISTRAL, "layer_types": ["sliding_attention"] * 2}, ["--window=0"],
                      {"layer_types": ["full_attention"] * 2}),
     "no window in any layer": ({**model_folders.MISTRAL, "layer_types": ["full_attention"] * 2}, [], {}),
@@ -158,8 +171,11 @@ REFUSED_CONFIGS = {
     "other layers": ({**model_folders.QWEN3, "layer_types": ["sliding_attention"] * 2}, "layer_types has sliding_attention"),
     "nested rope": ({**LLAMA, "rope_parameters": {"full_attention": {"rope_theta": 99.0}}}, "rope_parameters has parameters for full_attention alone"),
     "cap of 0": ({**model_folders.NANOCHAT, "final_logit_softcapping": 0.0}, "final_logit_softcapping is 0; give null"),
-    "window": ({**model_folders.QWEN2, "use_sliding_window": True, "max_window_layers": 1, "sliding_window": 8},
-               "use_sliding_window gives layers of this model a window"),
+    "window": ({**model_folders.QWEN2, **SLIDING, "sliding_window": 127},
+               "use_sliding_window gives layers of this model a window of 127, which is not computed; give a --seq-len of at most 127"),
+    "window of some layers": ({**model_folders.QWEN3, **SLIDING, "sliding_window": 127, "layer_types": ["full_attention", "sliding_attention"]},
+                              'layer_types has "full_attention" and "sliding_attention"'),
+    "biases": ({**model_folders.QWEN3, "attention_bias": True}, "attention_bias is true"),
     "partial rope": ({**LLAMA, "partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
     "scaled attention": ({**model_folders.GPT2, "scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is true"),
     "type": ({**LLAMA, "model_type": "mamba"}, 'the model_type is "mamba", but this program knows only gpt2'),
