@@ -123,6 +123,14 @@ class ModelFile {
         }
     }
 
+    // What would do if the tensors are not those of the model: a folder's config.json describes it.
+    std::string remedy(std::string_view for_file) const {
+        return std::string(is_model_folder(path_) ? of_folder : for_file);
+    }
+    static constexpr std::string_view
+        of_other_sizes = "give the sizes of the file's model",
+        of_folder = "leave out options that change what its config.json says, or get the folder again";
+
     const std::filesystem::path& path() const { return path_; }
     const WeightFiles& reader() const { return reader_; }
 
@@ -171,10 +179,10 @@ class ModelFile {
             const bool is_bias =
                 name.ends_with(".bias") && known_.contains(name.substr(0, name.rfind('.')) + ".weight");
             if (is_bias && !has_biases() && !files().no_biases.empty())
-                user_error("{}: {} is a bias, but this model has no biases; leave out {}", path_.string(),
-                           in_quotes(in_file), files().no_biases);
-            user_error("{}: {} is not a tensor of this model of {}; give the sizes of the file's model",
-                       path_.string(), in_quotes(in_file), plural(std::ssize(outline_.layers), "block"));
+                user_error("{}: {} is a bias, but this model has no biases; {}", path_.string(),
+                           in_quotes(in_file), remedy(fmt::format("leave out {}", files().no_biases)));
+            user_error("{}: {} is not a tensor of this model of {}; {}", path_.string(), in_quotes(in_file),
+                       plural(std::ssize(outline_.layers), "block"), remedy(of_other_sizes));
         }
     }
     // A separate head must not be lost silently. If the model has none, the file's head must equal the table.
@@ -213,7 +221,7 @@ class ModelFile {
     [[noreturn]] void refuse_missing(const std::string& name) const {
         const std::string fault =
             fmt::format("{}: there is no tensor {}", path_.string(), in_quotes(files().name_in_file(name)));
-        if (name == files().head && is_model_folder(path_))
+        if (name == files().head && is_model_folder(path_) && !files().untied_head.empty())
             user_error("{}; if the head shares the token embedding's weights, give --tied-head", fault);
         if (is_one_of_several_shards(path_)) user_error("{}; {}", fault, advice_for_shards());
         if (name == files().table && names_.contains(files().head) && !files().untied_head.empty()) {
@@ -225,7 +233,8 @@ class ModelFile {
         };
         if (name.ends_with(".bias") && !files().no_biases.empty() &&
             std::ranges::none_of(names_.all(), is_bias))
-            user_error("{}, and no other bias; try {}", fault, files().no_biases);
+            user_error("{}, and no other bias; {}", fault, remedy(fmt::format("try {}", files().no_biases)));
+        if (is_model_folder(path_)) user_error("{}; {}", fault, of_folder);
         user_error("{}", fault);
     }
 
@@ -264,7 +273,7 @@ void check_shape(const ModelFile& model, const std::string& name, const ParamSpe
             "GPT-2's Conv1D",
             fault);
     }
-    user_error("{}; give the sizes of the file's model", fault);
+    user_error("{}; {}", fault, model.remedy(ModelFile::of_other_sizes));
 }
 
 // Reads a unit's tensors of one kind into its flat buffer.

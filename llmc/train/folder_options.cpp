@@ -51,6 +51,24 @@ std::vector<std::string_view> known_types() {
     return types;
 }
 
+// Whether no option changes the folder's model.
+bool has_own_sizes(const Options& options) {
+    return std::ranges::all_of(options.model_options, [](const auto& option) {
+        return option.first == "seq-len" ||
+               std::visit([](const auto& value) { return !value; }, option.second);
+    });
+}
+
+// UserError if the sizes make no model. Its advice is not to change one of them: the weights have these sizes.
+void require_model(const Family& family, const ModelChoices& choices, const std::string& file) {
+    try {
+        static_cast<void>(make_model(family, choices));
+    } catch (const UserError& fault) {
+        const std::string_view what = fault.what();
+        user_error("{}: {}; get the folder again", file, what.substr(0, what.find("; ")));
+    }
+}
+
 void set_if_unset(ModelOption& option, const ModelValue& value) {
     std::visit([&]<class T>(std::optional<T>& of) { of = of.value_or(std::get<T>(value)); }, option);
 }
@@ -70,6 +88,7 @@ void take_folder(Options& options, const ModelFolder& folder) {
                    in_quotes(type), fmt::join(known_types(), ", "));
     for (const char* key : {"quantization_config", "auto_map"}) reader.require(key, {});
     const ModelChoices choices = family->from_config(reader);
+    if (has_own_sizes(options)) require_model(*family, choices, file);
     for (const auto& [name, value] : choices.values)
         set_if_unset(options.model_options.find(name)->second, value);
     options.model = family->name;

@@ -176,6 +176,9 @@ REFUSED_CONFIGS = {
     "window of some layers": ({**model_folders.QWEN3, **SLIDING, "sliding_window": 127, "layer_types": ["full_attention", "sliding_attention"]},
                               'layer_types has "full_attention" and "sliding_attention"'),
     "biases": ({**model_folders.QWEN3, "attention_bias": True}, "attention_bias is true"),
+    "heads": ({**model_folders.QWEN2, "num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": None},
+              "config.json: --heads 3 does not divide --channels 64; get the folder again"),
+    "key heads": ({**LLAMA, "num_key_value_heads": 3}, "config.json: --kv-heads 3 does not divide --heads 4; get the folder again"),
     "partial rope": ({**LLAMA, "partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
     "scaled attention": ({**model_folders.GPT2, "scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is true"),
     "type": ({**LLAMA, "model_type": "mamba"}, 'the model_type is "mamba", but this program knows only gpt2'),
@@ -200,10 +203,12 @@ def changed(weights, config):
     yield "extra", {**weights, "model.layers.2.mlp.up_proj.weight": weights[name]}, "is not a tensor of this model"
     yield "misshapen", {**weights, name: weights[name].T.copy()}, f"{name} has the shape"
     yield "infinite", {**weights, name: numpy.full_like(weights[name], numpy.inf)}, f"{name} is not finite"
+    yield "fewer layers", {key: weights[key] for key in weights if ".layers.1." not in key}, \
+        "; leave out options that change what its config.json says, or get the folder again"
     yield "no head", {key: weights[key] for key in weights if key != "lm_head.weight"}, 'there is no tensor "lm_head.weight"'
 
 
-@pytest.mark.parametrize("fault", ["missing", "extra", "misshapen", "infinite", "no head"])
+@pytest.mark.parametrize("fault", ["missing", "extra", "fewer layers", "misshapen", "infinite", "no head"])
 def test_weights_that_do_not_fit_are_refused(fault, tmp_path):
     for name, weights, message in changed(model_folders.weights_of(LLAMA), LLAMA):
         if name != fault:
@@ -211,6 +216,20 @@ def test_weights_that_do_not_fit_are_refused(fault, tmp_path):
         model_folders.write(tmp_path, LLAMA, weights)
         result = program.run(f"--init={tmp_path}", "--steps=0", f"--export={tmp_path / 'b'}", check=False)
         assert result.returncode == 1 and message in result.stderr and result.stderr.count("\n") == 1, result.stderr
+
+
+def test_advice_suits_a_folder(tmp_path, tokens):
+    """A folder is not told to give options that its family lacks, or sizes that its weights do not have."""
+    weights = model_folders.weights_of(model_folders.NANOCHAT)
+    model_folders.write(tmp_path / "a", model_folders.NANOCHAT, {key: weights[key] for key in weights if key != "lm_head.weight"})
+    result = program.run(f"--init={tmp_path / 'a'}", "--steps=0", check=False)
+    assert 'there is no tensor "lm_head.weight"; leave out options' in result.stderr
+    model_folders.write(tmp_path / "b", {**LLAMA, "intermediate_size": 80}, model_folders.weights_of(LLAMA))
+    result = program.run(f"--init={tmp_path / 'b'}", "--steps=0", check=False)
+    assert "but this model needs (80, 64); leave out options that change what its config.json says" in result.stderr
+    # An option may mend it.
+    model_folders.write(tmp_path / "c", {**LLAMA, "num_key_value_heads": 3}, model_folders.weights_of(LLAMA))
+    program.run(f"--init={tmp_path / 'c'}", "--kv-heads=2", "--steps=0", f"--export={tmp_path / 'd'}")
 
 
 def test_an_index_names_files_of_its_folder_only(tmp_path):
