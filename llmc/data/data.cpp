@@ -368,8 +368,13 @@ void count_training_windows(Data& data, const DataOptions& options) {
 
 Data open_data(const DataOptions& options) {
     Data data;
-    open_training(data, options);
-    count_training_windows(data, options);
+    const bool has_training = options.trains || !options.train_data.empty() || options.folder.empty();
+    if (has_training) {
+        open_training(data, options);
+        count_training_windows(data, options);
+    } else {
+        data.training = make_text_source({}, options.vocabulary);
+    }
     if (!options.val_data.empty()) open_validation(data, options);
     if (data.validation && ValidationWindows(*data.validation, options.sequence_length).windows() == 0) {
         user_error(
@@ -378,7 +383,7 @@ Data open_data(const DataOptions& options) {
             data.validation_description);
     }
     const std::int64_t tokens = data.training->tokens() + (data.validation ? data.validation->tokens() : 0);
-    if (tokens <= unigram_limit) {
+    if (has_training && tokens <= unigram_limit) {
         data.unigram_loss = unigram_loss(*data.training, data.validation ? *data.validation : *data.training,
                                          options.vocabulary);
     }

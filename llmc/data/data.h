@@ -21,12 +21,13 @@ struct DataOptions {
     std::int64_t sequence_length;
     std::int64_t sequences = 1;  // in one step; the training source must have as many
     bool trains = true;          // false: an evaluation, which may validate on the training files
-    // The folder of a model with a tokenizer of its own: data must be token shards. Empty: any data.
+    // The folder of a model with a tokenizer of its own: data must be token shards. An evaluation needs none: the
+    // embedded stories are not in its tokens. Empty: any data.
     std::string folder{};
 };
 
 struct Data {
-    std::unique_ptr<TokenSource> training;
+    std::unique_ptr<TokenSource> training;    // has no tokens if there is none
     std::unique_ptr<TokenSource> validation;  // null if there is none
     std::vector<std::string> files;           // the files that are read
     DataRecord record;                        // its keys are "train-data" and, with validation, "val-data"

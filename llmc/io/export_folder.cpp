@@ -124,6 +124,16 @@ fs::path partial(const fs::path& folder) {
 
 }  // namespace
 
+bool has_tokenizer(const fs::path& folder) {
+    std::error_code error;
+    for (fs::directory_iterator entry(folder, error); !error && entry != fs::directory_iterator();
+         entry.increment(error)) {
+        const std::string name = entry->path().filename().string();
+        if (is_of_tokenizer(name) && name != "generation_config.json") return true;
+    }
+    return false;
+}
+
 bool is_folder_name(const fs::path& name) { return !name.empty() && name.extension() != ".safetensors"; }
 
 void require_new_folder(const fs::path& folder) {

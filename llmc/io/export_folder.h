@@ -22,6 +22,9 @@ struct ExportedFolder {
     std::uint64_t shard_bytes = 5'000'000'000;
 };
 
+// Whether a folder has files of a tokenizer, which an export copies.
+bool has_tokenizer(const std::filesystem::path& folder);
+
 // Writes a single safetensors file with elements of this dtype. All ranks call it.
 void save_file(const std::filesystem::path& file, const ParameterStore& store, UnitTransfer& transfer,
                const std::string& dtype);

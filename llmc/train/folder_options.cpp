@@ -10,6 +10,8 @@
 #include <utility>
 
 #include "llmc/core/error.h"
+#include "llmc/data/tokenizer.h"
+#include "llmc/io/export_folder.h"
 #include "llmc/io/files.h"
 #include "llmc/io/safetensors.h"
 #include "llmc/model/config_json.h"
@@ -103,6 +105,12 @@ void take_dtype(Options& options, DType weights) {
     if (!options.folder || has_dtype(config)) return;
     config["torch_dtype"] = name_in_config(name_of(weights));
     options.folder->config = config.dump();
+}
+
+std::string folder_of_tokens(const Options& options) {
+    if (!options.folder) return "";
+    const std::string& folder = options.folder->path;
+    return options.vocabulary() == byte_vocabulary && !has_tokenizer(folder) ? "" : folder;
 }
 
 std::optional<std::int32_t> begin_token(const Options& options) {

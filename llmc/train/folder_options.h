@@ -20,6 +20,9 @@ void take_folder(Options& options, const ModelFolder& folder);
 // Takes the dtype of the weights of --init as that of the folder's model, if its config.json names none.
 void take_dtype(Options& options, DType weights);
 
+// The folder whose tokenizer made the model's tokens; empty for a model of ours, and for one of bytes.
+std::string folder_of_tokens(const Options& options);
+
 // The token with which the folder's texts begin: an empty prompt is that token. Empty without bos_token_id.
 std::optional<std::int32_t> begin_token(const Options& options);
 

@@ -84,11 +84,6 @@ void PreparedRun::open_files() {
 // A plan of a configuration, such as a recipe's, needs none of the data that the configuration names. Nor does
 // a plan of any batch need that much of the embedded text.
 void PreparedRun::open_data_files() {
-    // A folder's weights can be exported without data: the default texts are not in its tokens.
-    if (options.folder && options.steps == 0 && options.train_data.empty() && options.val_data.empty()) {
-        data.training = make_text_source({}, options.vocabulary());
-        return;
-    }
     const auto is_typed = [&](const char* name) { return options.given.contains(name); };
     const FoundData found = find_data([&] {
         try {
@@ -98,7 +93,7 @@ void PreparedRun::open_data_files() {
                               .sequence_length = options.sequence_length(),
                               .sequences = plan.global_sequences(),
                               .trains = options.steps > 0,
-                              .folder = options.folder ? options.folder->path : ""});
+                              .folder = folder_of_tokens(options)});
         } catch (const UserError& fault) {
             const bool is_plan = options.steps == 0 && !options.uses_weights();
             const bool lacks_data =

@@ -232,6 +232,34 @@ def test_advice_suits_a_folder(tmp_path, tokens):
     program.run(f"--init={tmp_path / 'c'}", "--kv-heads=2", "--steps=0", f"--export={tmp_path / 'd'}")
 
 
+def test_a_folder_validates_without_training_data(tmp_path, tokens):
+    model_folders.write(tmp_path / "a", LLAMA)
+    common = [f"--init={tmp_path / 'a'}", "--steps=0", f"--val-data={tokens}", *TRAIN]
+    alone, beside = (program.run(*common, *more).stdout for more in ([], [f"--train-data={tokens}"]))
+    pattern = r"validation after step 0: loss ([0-9.]+)"
+    assert re.search(pattern, alone)[1] == re.search(pattern, beside)[1]
+    assert "baseline" in beside and "baseline" not in alone  # of tokens that are counted in training data
+    (tmp_path / "text.txt").write_text("a text")
+    result = program.run(*common, f"--val-data={tmp_path / 'text.txt'}", check=False)
+    assert "--val-data: the model of" in result.stderr and "give token shards" in result.stderr
+
+
+def test_an_exported_model_of_bytes_reads_texts(tmp_path):
+    """A folder with a vocabulary of 256 and without a tokenizer."""
+    program.run("--model=llama-tiny", "--steps=0", f"--export={tmp_path / 'a'}")
+    (tmp_path / "text.txt").write_text("abcdefgh" * 200)
+    common = [f"--train-data={tmp_path / 'text.txt'}", "--steps=1", *TRAIN]
+    first = program.train(tmp_path / "x", f"--init={tmp_path / 'a'}", *common)
+    shutil.copy(tmp_path / "a/model.safetensors", tmp_path / "one.safetensors")
+    again = program.train(tmp_path / "y", "--model=llama-tiny", f"--init={tmp_path / 'one.safetensors'}", *common)
+    assert first.losses == again.losses
+    (tmp_path / "a/generation_config.json").write_text("{}")
+    program.run(f"--model={tmp_path / 'a'}", *common, f"--out-dir={tmp_path / 'z'}")
+    (tmp_path / "a/tokenizer.json").write_text("{}")
+    result = program.run(f"--init={tmp_path / 'a'}", *common, f"--out-dir={tmp_path / 'w'}", check=False)
+    assert "has its own tokenizer" in result.stderr
+
+
 def test_an_index_names_files_of_its_folder_only(tmp_path):
     model_folders.write(tmp_path / "a", LLAMA, shards=2)
     index = tmp_path / "a/model.safetensors.index.json"
