@@ -71,13 +71,17 @@ inline void from_8_bits(std::span<float> to, const std::uint8_t* entries, float 
                         const EightBitTable& table) {
     for (std::size_t i = 0; i < to.size(); ++i) to[i] = table[entries[i]] * amax;
 }
-// Returns the greatest magnitude.
+// Returns the greatest magnitude. The table without signs, of second moments, gives no positive number the entry 0: an
+// update divides by the root of the second moment, so that a first moment beside 0 would count 1/eps times.
 inline float to_8_bits(std::uint8_t* entries, std::span<const float> from, const EightBitTable& table) {
     float amax = 0;
     for (const float x : from) amax = std::max(amax, std::fabs(x));
     std::array<float, eight_bit_block> shares;
     for (std::size_t i = 0; i < from.size(); ++i) shares[i] = amax > 0 ? from[i] / amax : 0.0F;
     nearest_entries(entries, std::span(shares).first(from.size()), table);
+    const bool has_sign = table.front() < 0;
+    for (std::size_t i = 0; i < from.size(); ++i)
+        entries[i] = std::max<std::uint8_t>(entries[i], !has_sign && from[i] > 0 ? 1 : 0);
     return amax;
 }
 

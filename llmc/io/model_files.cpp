@@ -361,10 +361,20 @@ void save_moments(const std::filesystem::path& file, const ParameterStore& store
 
 void load_moments(const std::filesystem::path& file, const ParameterStore& store, UnitTransfer& transfer) {
     const auto opened = open_on_root(file, store, transfer);
-    for (const Kind& kind : {first_moment, second_moment}) {
-        load(opened.get(), store, transfer, kind,
-             [&](int unit, std::span<const float> values) { store.set_moments(unit, kind.flat, values); });
-    }
+    load(opened.get(), store, transfer, first_moment, [&](int unit, std::span<const float> values) {
+        store.set_moments(unit, first_moment.flat, values);
+    });
+    std::vector<float> first, second;
+    load(opened.get(), store, transfer, second_moment, [&](int unit, std::span<const float> values) {
+        first.resize(values.size());
+        store.read(unit, first_moment.flat, first);
+        second.assign(values.begin(), values.end());
+        // Earlier programs stored small second moments in 8 bits as 0, whose update would be lr m/eps. With the square
+        // of the first moment it is about the learning rate.
+        for (std::size_t i = 0; i < second.size(); ++i)
+            if (second[i] == 0) second[i] = first[i] * first[i];
+        store.set_moments(unit, second_moment.flat, second);
+    });
 }
 
 }  // namespace llmc

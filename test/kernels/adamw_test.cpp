@@ -394,6 +394,11 @@ struct EightBitUnit {
                 (*each)[i] = static_cast<std::uint8_t>(draw.below(256));
         }
         for (std::int64_t i = 0; i < elements; ++i) parameters[i] = llmc::cuda::from_float<X>(to_float(w[i]));
+        // Second moments that are positive, but nearer to 0 than to any other entry.
+        for (std::int64_t i = 0; i < elements; i += 7) {
+            v[i] = 0;
+            gradients[i] = llmc::cuda::from_float<Gradient>(std::ldexp(to_float(gradients[i]), -14));
+        }
         norm_squared[0] = 7.5;
     }
 

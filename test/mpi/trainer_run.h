@@ -10,6 +10,7 @@
 #include "llmc/data/training_batches.h"
 #include "llmc/plan/run_plan.h"
 #include "llmc/train/options.h"
+#include "llmc/train/run_spec.h"
 #include "llmc/train/trainer.h"
 #include "mpi_test.h"
 
@@ -22,13 +23,7 @@ class TrainerRun {
         : device_(std::move(device)),
           options_(parse(std::move(more))),
           mesh_(options_.mesh(world().size(), world().rank())),
-          plan_(plan_run({.model = options_.make_model(),
-                          .dtype = options_.compute_dtype(),
-                          .fp8 = options_.fp8_scaling(),
-                          .mesh = mesh_,
-                          .global_batch_tokens = *options_.global_batch_tokens,
-                          .micro_batch_sequences = *options_.micro_batch_size},
-                         device_->sizes(), 0)),
+          plan_(plan_run(run_spec(options_, mesh_, device_->sizes()), device_->sizes(), 0)),
           groups_(world(), mesh_, plan_.parts),
           trainer_(options_, plan_, *device_, world(), groups_) {}
 
@@ -63,17 +58,17 @@ class StoriesRun : public TrainerRun {
 
     StepMetrics step() { return trainer().train_step(batches_); }
 
-  private:
     // One instance for all runs.
-    const Data& stories() {
-        static const Data data = open_data({.train_data = {},
-                                            .val_data = {},
-                                            .vocabulary = plan().spec.model.vocabulary,
-                                            .sequence_length = plan().spec.model.sequence_length});
-        return data;
+    const Data& data() const {
+        static const Data stories = open_data({.train_data = {},
+                                               .val_data = {},
+                                               .vocabulary = plan().spec.model.vocabulary,
+                                               .sequence_length = plan().spec.model.sequence_length});
+        return stories;
     }
 
-    TrainingSamples samples_{*stories().training, plan().spec.model.sequence_length, options().seed};
+  private:
+    TrainingSamples samples_{*data().training, plan().spec.model.sequence_length, options().seed};
     TrainingBatches batches_{samples_, plan().share(), plan().spec.model.sequence_length};
 };
 

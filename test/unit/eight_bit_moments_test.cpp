@@ -52,6 +52,18 @@ TEST(EightBitMoments, TakeTheNearestEntry) {
     }
 }
 
+// However small beside the block's greatest: a first moment beside 0 would be divided by eps.
+TEST(EightBitMoments, KeepPositiveSecondMomentsPositive) {
+    std::vector<float> values(eight_bit_block, 0.0F);
+    values[0] = 3.0F;
+    for (std::size_t i = 1; i < 100; ++i) values[i] = std::ldexp(3.0F, -static_cast<int>(i));
+    std::vector<std::uint8_t> entries(eight_bit_block);
+    to_8_bits(entries.data(), values, table_of_second_moments());
+    for (std::size_t i = 0; i < values.size(); ++i) EXPECT_EQ(entries[i] > 0, values[i] > 0) << i;
+    to_8_bits(entries.data(), values, table_of_first_moments());
+    EXPECT_EQ(table_of_first_moments()[entries[99]], 0);
+}
+
 // A block that is stored and read stays what it is, also if its greatest number is negative.
 TEST(EightBitMoments, AreTheSameAfterARoundTrip) {
     const RandomStream random(1, "block");

@@ -59,11 +59,16 @@ struct EightBitQuads {
         }
         return warp_maximum(amax LLMC_PASS_SITE);
     }
+    // Second moments above 0 are never stored as 0 (to_8_bits).
+    template <bool is_second>
     __device__ __forceinline__ void store(int q, std::uint8_t* entries, float amax,
                                           const float* table) const {
         std::uint8_t four[4];
 #pragma unroll
-        for (int e = 0; e < 4; ++e) four[e] = nearest_in(table, amax > 0 ? values[q][e] / amax : 0.0f);
+        for (int e = 0; e < 4; ++e) {
+            four[e] = nearest_in(table, amax > 0 ? values[q][e] / amax : 0.0f);
+            if (is_second && four[e] == 0 && values[q][e] > 0) four[e] = 1;
+        }
         *reinterpret_cast<uchar4*>(entries) = make_uchar4(four[0], four[1], four[2], four[3]);
     }
 };
@@ -142,8 +147,8 @@ __global__ void __launch_bounds__(256, 3)
 #pragma unroll
         for (int q = 0; q < 2; ++q) {
             const std::int64_t at = block * eight_bit_block + 4 * (q * warp_threads + lane);
-            m.store(q, to.m + at, new_m_amax, first);
-            v.store(q, to.v + at, new_v_amax, second);
+            m.store<false>(q, to.m + at, new_m_amax, first);
+            v.store<true>(q, to.v + at, new_v_amax, second);
         }
         if (lane == 0) {
             to.m_amax[block] = new_m_amax;

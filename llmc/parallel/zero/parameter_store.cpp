@@ -79,7 +79,7 @@ ParameterStore::ParameterStore(Device& device, const Arenas& arenas, const Store
             segments.push_back({.begin = part.begin - own.begin,
                                 .end = part.end - own.begin,
                                 .weight_decay = entry.spec.decays() ? weight_decay : 0.0,
-                                .in_small = dtypes_.moments == DType::uint8 && is_small(entry)
+                                .in_small = unit.m.dtype == DType::uint8 && is_small(entry)
                                                 ? small + part.begin - entry.offset
                                                 : -1});
         }
@@ -95,8 +95,8 @@ ElementRange ParameterStore::updated(int unit) const {
     return sharding_.keeps_optimizer_whole() ? ElementRange{0, elements(unit)} : shard(unit, shard_);
 }
 
-std::int64_t ParameterStore::first_element(int unit) const {
-    std::int64_t first = updated(unit).begin;
+std::int64_t ParameterStore::element_number(int unit, std::int64_t element) const {
+    std::int64_t first = element;
     for (int before = 0; before < unit; ++before) first += layout(before).padded_elements(1);
     return first;
 }
@@ -258,7 +258,7 @@ void ParameterStore::read(int unit, Tensor UnitBuffers::*flat, std::span<float> 
         });
     }
     if (is_of_parameters(flat)) fetch_parameters(unit);
-    if (!is_in_8_bits(flat)) return download_widened(device_of(flat), values, held(unit, flat));
+    if (!is_in_8_bits(unit, flat)) return download_widened(device_of(flat), values, held(unit, flat));
     const bool is_first = flat == &UnitBuffers::m;
     const EightBitMoments& of = own.in_8_bits;
     const Tensor &amax = is_first ? of.m_amax : of.v_amax, &small = is_first ? of.m : of.v;
@@ -297,7 +297,7 @@ void ParameterStore::for_each_held(int unit, Tensor UnitBuffers::*flat, const El
     if (is_of_parameters(flat)) fetch_parameters(unit);
     const UnitBuffers& own = buffers(unit);
     const Tensor elements = held(unit, flat).flat(part.begin, part.size());
-    if (!is_in_8_bits(flat)) return give(elements);
+    if (!is_in_8_bits(unit, flat)) return give(elements);
     const bool is_first = flat == &UnitBuffers::m;
     const EightBitMoments& of = own.in_8_bits;
     for (const AdamWSegment& segment : segments(unit)) {
@@ -321,7 +321,7 @@ void ParameterStore::set_moments(int unit, Tensor UnitBuffers::*flat, std::span<
                                           static_cast<std::size_t>(piece.elements())));
         });
     }
-    if (!is_in_8_bits(flat)) return upload_rounded(updating_device(), own.*flat, values);
+    if (!is_in_8_bits(unit, flat)) return upload_rounded(updating_device(), own.*flat, values);
     const bool is_first = flat == &UnitBuffers::m;
     const EightBitMoments& of = own.in_8_bits;
     const Tensor &amax = is_first ? of.m_amax : of.v_amax, &small = is_first ? of.m : of.v;

@@ -94,9 +94,10 @@ class ParameterStore {
     std::int64_t elements(int unit) const { return layout(unit).padded_elements(sharding_.ranks()); }
     ElementRange shard(int unit, int shard) const;
     ElementRange updated(int unit) const;
-    // The number in the whole model of the first element that this rank updates. An element's number does not
+    // The number in the whole model of an element of a unit, and of the first that this rank updates. It does not
     // depend on the number of data-parallel ranks.
-    std::int64_t first_element(int unit) const;
+    std::int64_t element_number(int unit, std::int64_t element) const;
+    std::int64_t first_element(int unit) const { return element_number(unit, updated(unit).begin); }
     // This rank's shard of a flat buffer: of a unit's elements, or of one number per norm block of the unit.
     Tensor own_shard(const Tensor& flat) const;
 
@@ -120,8 +121,9 @@ class ParameterStore {
 
   private:
     bool is_on_disk(Tensor UnitBuffers::*flat) const { return is_state_on_disk() && is_state(flat); }
-    bool is_in_8_bits(Tensor UnitBuffers::*flat) const {
-        return dtypes_.moments == DType::uint8 && (flat == &UnitBuffers::m || flat == &UnitBuffers::v);
+    bool is_in_8_bits(int unit, Tensor UnitBuffers::*flat) const {
+        return (flat == &UnitBuffers::m || flat == &UnitBuffers::v) &&
+               (buffers(unit).*flat).dtype == DType::uint8;
     }
 
     void require_finished() const;

@@ -130,12 +130,13 @@ StoreLayout lay_out_store(MemoryLayout& layout, const StoreDtypes& dtypes, const
         if (dtypes.keeps_master())
             ids.master = layout.add(ArenaKind::master, unit.name(), DType::fp32, updated, buffer_alignment,
                                     offload.state);
-        ids.m = layout.add(ArenaKind::moments, unit.name() + ".m", dtypes.moments, if_training(updated),
+        const DType moments = dtypes.moments_of(outlined);
+        ids.m = layout.add(ArenaKind::moments, unit.name() + ".m", moments, if_training(updated),
                            buffer_alignment, offload.state);
-        ids.v = layout.add(ArenaKind::moments, unit.name() + ".v", dtypes.moments, if_training(updated),
+        ids.v = layout.add(ArenaKind::moments, unit.name() + ".v", moments, if_training(updated),
                            buffer_alignment, offload.state);
         const auto beside = [&](const char* name, std::int64_t count) {
-            const bool is_there = trains && dtypes.moments == DType::uint8;
+            const bool is_there = trains && moments == DType::uint8;
             return layout.add(ArenaKind::moments, unit.name() + name, DType::fp32, {is_there ? count : 0});
         };
         ids.m_amax = beside(".m.amax", updated[0] / eight_bit_block);

@@ -37,11 +37,16 @@ struct UnitBufferIds {
 struct StoreDtypes {
     DType compute = DType::fp32;
     DType gradients = DType::fp32;                     // or the compute dtype
-    DType moments = DType::fp32;                       // or bf16, or uint8: in 8 bits
+    DType moments = DType::fp32;                       // or bf16, or uint8: in 8 bits, of layers
     bool has_master = true;                            // if the compute dtype is not fp32
     std::int64_t least_piece = std::int64_t{1} << 20;  // elements of a piece on disk, at least
 
     bool keeps_master() const { return compute != DType::fp32 && has_master; }
+    // Moments of tables and of the head stay in fp32 where those of layers are in 8 bits: a token's row has a gradient
+    // only where the token occurs, so its moments may be far below those of its neighbors in a block.
+    DType moments_of(const Outline::OutlinedUnit& unit) const {
+        return moments == DType::uint8 && unit.class_of_layers < 0 ? DType::fp32 : moments;
+    }
 };
 
 struct StoreLayout {
