@@ -54,7 +54,7 @@ class IdleOps final : public Ops {
     void copy(T, T) override {}
     void fill(T, float) override {}
     void add(T, T, T) override {}
-    void accumulate(T, T) override {}
+    void accumulate(T, T, const StochasticRounding&, std::int64_t) override {}
     void all_finite(T, T) override {}
 };
 

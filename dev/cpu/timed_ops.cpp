@@ -275,9 +275,10 @@ class TimedOps final : public Ops {
     void add(const Tensor& out, const Tensor& a, const Tensor& b) override {
         measure("add", DType::fp32, elements(out), bytes_of({out, a, b}), [&] { ops_.add(out, a, b); });
     }
-    void accumulate(const Tensor& out, const Tensor& in) override {
+    void accumulate(const Tensor& out, const Tensor& in, const StochasticRounding& rounding,
+                    std::int64_t count) override {
         measure("accumulate", DType::fp32, elements(out), bytes_of({out, out, in}),
-                [&] { ops_.accumulate(out, in); });
+                [&] { ops_.accumulate(out, in, rounding, count); });
     }
     void all_finite(const Tensor& flag, const Tensor& x) override {
         measure("all_finite", DType::fp32, 0, bytes_of({x}), [&] { ops_.all_finite(flag, x); });

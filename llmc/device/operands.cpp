@@ -292,6 +292,20 @@ void check_soft_cap(const Tensor& out, const Tensor& in, float cap) {
     check_elements(out, in.dtype, in.elements(), "out");
 }
 
+namespace {
+
+void check_rounding(const StochasticRounding& rounding) {
+    check(rounding.first_element % 4 == 0, "the buffer's first element has an index that is a multiple of 4");
+}
+
+}  // namespace
+
+void check_accumulate(const Tensor& out, const Tensor& in, const StochasticRounding& rounding) {
+    check_elements(out, DType::bf16, out.elements(), "out");
+    check_elements(in, in.dtype == DType::bf16 ? DType::bf16 : DType::fp32, out.elements(), "in");
+    check_rounding(rounding);
+}
+
 void check_adamw(const AdamWOperands& o, std::span<const AdamWSegment> segments, const AdamWStep& step,
                  const std::optional<StochasticRounding>& rounding,
                  const std::optional<StochasticRounding>& rounding_of_moments,
@@ -324,8 +338,7 @@ void check_adamw(const AdamWOperands& o, std::span<const AdamWSegment> segments,
     check(rounding_of_moments.has_value() == (moments == DType::bf16),
           "moments in bf16 are rounded at random");
     for (const auto& random : {rounding, rounding_of_moments})
-        check(!random || random->first_element % 4 == 0,
-              "the buffer's first element has an index that is a multiple of 4");
+        if (random) check_rounding(*random);
     check(step.step >= 1, "AdamW's steps count from 1");
     check_segments(segments, n);
 }

@@ -144,6 +144,9 @@ void check_soft_cap(const Tensor& out, const Tensor& in, float cap);
 struct AdamWOperands {
     const Tensor &parameters, &master, &m, &v, &gradients, &norm_squared;
 };
+// Checks the operands of accumulate.
+void check_accumulate(const Tensor& out, const Tensor& in, const StochasticRounding& rounding);
+
 void check_adamw(const AdamWOperands& operands, std::span<const AdamWSegment> segments, const AdamWStep& step,
                  const std::optional<StochasticRounding>& rounding,
                  const std::optional<StochasticRounding>& rounding_of_moments,

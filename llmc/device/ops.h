@@ -389,9 +389,11 @@ class Ops {
     virtual void fill(const Tensor& out, float value) = 0;
     // out = a + b in X; out may be a or b
     virtual void add(const Tensor& out, const Tensor& a, const Tensor& b) = 0;
-    // out += in
-    //   out X, in fp32, any shape
-    virtual void accumulate(const Tensor& out, const Tensor& in) = 0;
+    // out += in, rounded at random: to nearest, a sum of many terms would stop growing once a term is below half of
+    // its last bit. `count` tells the sums of an element apart (stochastic_rounding.h).
+    //   out bf16, in fp32 or bf16, any shape
+    virtual void accumulate(const Tensor& out, const Tensor& in, const StochasticRounding& rounding,
+                            std::int64_t count) = 0;
     // flag = 1 if no element is NaN or infinite, else 0
     //   flag int32 (1)
     virtual void all_finite(const Tensor& flag, const Tensor& x) = 0;

@@ -22,16 +22,17 @@ namespace llmc {
 using RandomBits = r123::Philox4x32::ctr_type;  // 32 bits for each of four elements
 
 // What is rounded: numbers of one element have different random bits.
-enum class Rounded : std::uint32_t { weight, first_moment, second_moment };
+enum class Rounded : std::uint32_t { weight, first_moment, second_moment, gradient };
 
-// The random bits of elements `first` ... `first` + 3 of the buffer; `first` is a multiple of 4.
-LLMC_HOST_DEVICE inline RandomBits rounding_bits(const StochasticRounding& rounding, std::uint64_t step,
+// The random bits of elements `first` ... `first` + 3 of the buffer; `first` is a multiple of 4. `count` tells the
+// roundings of an element apart: the step, below 2^62.
+LLMC_HOST_DEVICE inline RandomBits rounding_bits(const StochasticRounding& rounding, std::uint64_t count,
                                                  std::int64_t first, Rounded what = Rounded::weight) {
     const auto low = [](std::uint64_t x) { return static_cast<std::uint32_t>(x); };
     const auto high = [](std::uint64_t x) { return static_cast<std::uint32_t>(x >> 32); };
     const auto quad = static_cast<std::uint64_t>(rounding.first_element + first) / 4;
     const RandomBits counter = {
-        {low(quad), high(quad), low(step), high(step) ^ static_cast<std::uint32_t>(what) << 30}};
+        {low(quad), high(quad), low(count), high(count) ^ static_cast<std::uint32_t>(what) << 30}};
     return r123::Philox4x32{}(counter, {{low(rounding.seed), high(rounding.seed)}});
 }
 
@@ -51,10 +52,10 @@ LLMC_HOST_DEVICE inline std::uint16_t round_stochastically(std::uint32_t bits, s
 // Sets to[i] to the rounded from[i - begin] for begin <= i < end. Index 0 is the first element of the rounding's
 // buffer.
 inline void round_stochastically(bfloat16* to, const float* from, std::int64_t begin, std::int64_t end,
-                                 const StochasticRounding& rounding, std::int64_t step,
+                                 const StochasticRounding& rounding, std::int64_t count,
                                  Rounded what = Rounded::weight) {
     for (std::int64_t quad = begin / 4 * 4; quad < end; quad += 4) {
-        const RandomBits random = rounding_bits(rounding, static_cast<std::uint64_t>(step), quad, what);
+        const RandomBits random = rounding_bits(rounding, static_cast<std::uint64_t>(count), quad, what);
         for (std::int64_t i = std::max(quad, begin); i < std::min(quad + 4, end); ++i) {
             to[i] = {round_stochastically(std::bit_cast<std::uint32_t>(from[i - begin]),
                                           random[static_cast<std::size_t>(i - quad)])};

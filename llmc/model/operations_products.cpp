@@ -52,7 +52,7 @@ constexpr RunCall copy_own_rows = [](const Running& r, const Tensor* t) {
     for_own_rows(r, t, [&](const Tensor& own, const Tensor& together) { r.ops.copy(together, own); });
 };
 constexpr RunCall add_own_rows = [](const Running& r, const Tensor* t) {
-    for_own_rows(r, t, [&](const Tensor& own, const Tensor& together) { r.ops.accumulate(own, together); });
+    for_own_rows(r, t, [&](const Tensor& own, const Tensor& together) { r.ops.add(own, own, together); });
 };
 
 // The matrices, or the biases, of a product as one operand of the calls of one half of the backward pass.

@@ -176,6 +176,7 @@ StepMetrics Trainer::train_step(TrainingBatches& batches) {
                          .sequences = B,
                          .step = progress_.step + 1,
                          .loss_scale = static_cast<float>(scaler_.scale() / global_tokens),
+                         .gradient_seed = options_.seed,
                          .update = waiting_,
                          .records_amax = fp8_.is_delayed()});
     leave_waiting({});

@@ -140,27 +140,31 @@ TYPED_TEST(Elementwise, AddsWhereOneOperandIsMisaligned) {
     out.expect_same(expected);
 }
 
-template <class X>
-class ElementwiseGradients : public Kernels<X> {};
+template <class In>
+class ElementwiseGradients : public Kernels<In> {};
 TYPED_TEST_SUITE(ElementwiseGradients, Fp32AndBf16);
 
 TYPED_TEST(ElementwiseGradients, Accumulate) {
-    using X = TypeParam;
+    using In = TypeParam;
     Draw draw(seed());
+    const llmc::StochasticRounding rounding{.seed = 5, .first_element = std::int64_t{1} << 40};
+    const std::int64_t count = std::int64_t{7} << 32 | 3;
     for (const auto& on : contexts()) {
         for (const Piece& piece : shapes(pieces, pieces_for_races)) {
-            Guarded<X> out(piece), expected(piece);
-            Guarded<float> in(piece);
+            Guarded<bf16> out(piece), expected(piece);
+            Guarded<In> in(piece);
             draw_bits(out, draw);
             draw_bits(in, draw);
             for (std::int64_t i = 0; i < piece.elements; ++i) {
                 // A sum of two numbers with random bits is mostly one of them. So half of these have a
                 // similar magnitude.
-                if (i % 2 == 0) in[i] = to_float(out[i]) * static_cast<float>(draw.below(7));
+                if (i % 2 == 0)
+                    in[i] = llmc::cuda::from_float<In>(to_float(out[i]) * static_cast<float>(draw.below(7)) /
+                                                       512);
             }
             expected.all.copy_from(out.all);
-            cpu().accumulate(expected.on_cpu(), in.on_cpu());
-            llmc::cuda::accumulate(on, out.data(), in.data(), piece.elements);
+            cpu().accumulate(expected.on_cpu(), in.on_cpu(), rounding, count);
+            llmc::cuda::accumulate(on, out.data(), in.data(), piece.elements, rounding, count);
             synchronize();
             out.expect_same(expected);
         }

@@ -280,7 +280,12 @@ inline void add(Operands& o, Ops& ops) {
     ops.add(in_place == 1 ? a : in_place == 2 ? b : o.out("out", o.X, a.shape), a, b);
 }
 
-inline void accumulate(Operands& o, Ops& ops) { ops.accumulate(o.in_out("out", o.X), o.in("in", fp32)); }
+inline void accumulate(Operands& o, Ops& ops) {
+    ops.accumulate(o.in_out("out", o.X), o.in("in", o.flag("in_x") ? o.X : fp32),
+                   {.seed = static_cast<std::uint64_t>(o.values("rounding").at(0)),
+                    .first_element = static_cast<std::int64_t>(o.values("rounding").at(1))},
+                   static_cast<std::int64_t>(o.values("rounding").at(2)));
+}
 
 inline void amax(Operands& o, Ops& ops) { ops.amax(o.in_out("out", fp32), o.in("x", o.X)); }
 

@@ -198,7 +198,9 @@ OPERATIONS = {
                       dtypes=("fp32", "bf16", "fp64", "int32")),
     "add": Operation(
         add, [of(3, 5), of(7, in_place=1), of(7, in_place=2)], [of(2, 13, 37), of(1), of(1000, in_place=1)]),
-    "accumulate": Operation(accumulate, [of(3, 5)], [of(2, 13, 37), of(1), of(1000)]),
+    "accumulate": Operation(
+        accumulate, [of(3, 5), of(3, 5, in_x=True)],
+        [of(2, 13, 37), of(1), of(1000), of(1000, in_x=True, rounding=(2**40, 2**50, 2**52))], dtypes=("bf16",)),
     "amax": Operation(amax, [of(5), of(3, before=9.0)], [of(1), of(1000), of(4099, special=-7.5), of(64, special=-math.inf)], dtypes=("bf16",)),
     "quantise": Operation(
         quantise, [of(7, 3.0), of(7, 3.0, e5m2=True)],

@@ -158,11 +158,14 @@ def add(make, *shape, in_place=0):
     return make_case(inputs, {name: exact}, {name: exact})
 
 
-def accumulate(make, *shape):
-    """Exact: one fp32 addition, one rounding."""
-    out, more = make.normal(*shape), make.normal_fp32(*shape)
-    exact = make.rounded(to_fp32(out + more))
-    return make_case({"out": out, "in": more}, {"out": exact}, {"out": exact})
+def accumulate(make, *shape, in_x=False, rounding=(7, 128, 3)):
+    """One fp32 addition, and one rounding to one of the two nearest numbers. `rounding`: seed, first element, count."""
+    out, more = make.normal(*shape), (make.normal if in_x else make.normal_fp32)(*shape)
+    exact = to_fp32(out + more)
+    # Rounding away from the nearest number doubles the error, up to the whole distance of two bf16 numbers.
+    error = 2 * Bounded(exact).stored(make.dtype).error
+    inputs = {"out": out, "in": more, "rounding": np.array(rounding, dtype=np.float64), **({"in_x": np.ones(1)} if in_x else {})}
+    return make_case(inputs, {"out": exact}, {"out": Bounded(exact, error)})
 
 
 def amax(make, n, before=0.0, special=None):

@@ -100,7 +100,7 @@ NARROW = {
 # Kernels that move more bf16 numbers one by one than a loop's last few.
 ONE_BY_ONE = NARROW | {"matmul_forward_kernel6 reads": "the bias, once for a tile"}
 # Only in these kernels does an access of 8 bytes count as wide: four bf16 numbers go with four fp32 numbers of 16 bytes.
-BF16_BESIDE_FP32 = {"accumulate_kernel3", "adamw_eight_bit_kernel1", "adamw_kernel4", "attention_backward_keys_kernel2", "attention_backward_queries_kernel2",
+BF16_BESIDE_FP32 = {"accumulate_kernel4", "adamw_eight_bit_kernel1", "adamw_kernel4", "attention_backward_keys_kernel2", "attention_backward_queries_kernel2",
                     "cast_kernel3", "rope_quads_kernel3"}
 VECTOR = re.compile(r"(?:\.v(\d))?\.[a-z](\d+)$")
 

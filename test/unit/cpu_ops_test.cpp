@@ -395,25 +395,6 @@ TEST_P(CpuOperations, AddMayWriteOverAnOperand) {
     }
 }
 
-TEST_P(CpuOperations, AccumulateRoundsOnce) {
-    Operations ops;
-    for (const std::int64_t n : {1, 13, 8192, 9001}) {
-        // Terms of the size of one bf16 ulp of the other operand: rounding twice would show.
-        const OwnedTensor before = normal(X, {n}, "before");
-        const OwnedTensor in = normal(DType::fp32, {n}, "in", 0x1p-8);
-        OwnedTensor expected(X, {n});
-        for (std::int64_t i = 0; i < n; ++i) {
-            expected.set(i, static_cast<float>(before.get(i)) + static_cast<float>(in.get(i)));
-        }
-        OwnedTensor out = copy(before);
-        ops->accumulate(out, in);
-        expect_same_bits(out, expected, "sum");
-    }
-    OwnedTensor out = garbage(X, {3});
-    EXPECT_THROW(ops->accumulate(out, garbage(DType::fp32, {4})), ProgrammingError);
-    EXPECT_THROW(ops->accumulate(out, garbage(DType::bf16, {3})), ProgrammingError);
-}
-
 TEST_P(CpuOperations, AllFiniteFindsEveryNanAndInfinity) {
     Operations ops;
     for (const std::int64_t n : {1, 13, 64, 1001}) {

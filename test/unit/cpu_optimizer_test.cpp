@@ -356,6 +356,7 @@ TEST(CpuStochasticRounding, OfTheWholeStateIsThatOfItsHeader) {
     EXPECT_FALSE(bits(Rounded::weight) == bits(Rounded::first_moment));
     EXPECT_FALSE(bits(Rounded::weight) == bits(Rounded::second_moment));
     EXPECT_FALSE(bits(Rounded::first_moment) == bits(Rounded::second_moment));
+    EXPECT_FALSE(bits(Rounded::gradient) == bits(Rounded::second_moment));
     EXPECT_THROW(ops->adamw(w, w, m, v, gradients, norm, {&all, 1}, default_step, from_a_high_place),
                  ProgrammingError);
     EXPECT_THROW(ops->adamw(w, w, wide_m, wide_v, gradients, norm, {&all, 1}, default_step),
@@ -404,6 +405,55 @@ TEST(CpuStochasticRounding, HasTheMeanOfTheWeight) {
         const double deviation = ulp * std::sqrt(share * (1 - share) / steps);
         EXPECT_NEAR(sums[i] / steps, weights[i], 6 * deviation) << weights[i];
     }
+}
+
+// A sum of gradients is added in fp32 and rounded once, on any number of threads, from any first element.
+TEST(CpuStochasticRounding, OfSumsIsThatOfItsHeader) {
+    constexpr std::int64_t count = std::int64_t{5} << 32 | 9;
+    Operations ops;
+    for (const std::int64_t n : {1, 13, 8192, 9001}) {
+        for (const DType dtype : {DType::fp32, DType::bf16}) {
+            // Terms of the size of one bf16 ulp of the other operand: rounding twice would show.
+            const OwnedTensor before = normal(DType::bf16, {n}, "before"),
+                              in = normal(dtype, {n}, "in", 0x1p-8);
+            OwnedTensor sums = copy(before), expected(DType::bf16, {n});
+            ops->accumulate(sums, in, from_a_high_place, count);
+            for (std::int64_t i = 0; i < n; ++i) {
+                const float sum = static_cast<float>(before.get(i)) + static_cast<float>(in.get(i));
+                const RandomBits random =
+                    rounding_bits(from_a_high_place, count, i / 4 * 4, Rounded::gradient);
+                expected.set(
+                    i, to_float(bfloat16{round_stochastically(std::bit_cast<std::uint32_t>(sum),
+                                                              random[static_cast<std::size_t>(i % 4)])}));
+            }
+            expect_same_bits(sums, expected, "sums");
+            const std::int64_t cut = n / 8 * 4;
+            OwnedTensor parts = copy(before);
+            ops->accumulate(parts->slice(0, cut), in->slice(0, cut), from_a_high_place, count);
+            ops->accumulate(parts->slice(cut, n - cut), in->slice(cut, n - cut),
+                            {from_a_high_place.seed, from_a_high_place.first_element + cut}, count);
+            expect_same_bits(parts, expected, "sums of parts");
+        }
+    }
+    const OwnedTensor sums = filled(DType::bf16, {4}, 0.0);
+    for (const OwnedTensor& wrong : {filled(DType::fp32, {3}, 0.0), filled(DType::fp16, {4}, 0.0)})
+        EXPECT_THROW(ops->accumulate(sums, wrong, from_a_high_place, 0), ProgrammingError);
+    EXPECT_THROW(ops->accumulate(filled(DType::fp32, {4}, 0.0), sums, from_a_high_place, 0),
+                 ProgrammingError);
+    EXPECT_THROW(ops->accumulate(sums, sums, {.seed = 0, .first_element = 2}, 0), ProgrammingError);
+}
+
+// 4,096 equal terms: rounded to nearest, their sum would stop at 256 times a term.
+TEST(CpuStochasticRounding, LetsSumsGrow) {
+    constexpr std::int64_t n = 1024, terms = 4096;
+    const OwnedTensor term = filled(DType::fp32, {n}, 0x1.5p-10), sums = filled(DType::bf16, {n}, 0.0);
+    for (std::int64_t i = 0; i < terms; ++i) Operations()->accumulate(sums, term, from_a_high_place, i << 32);
+    double mean = 0;
+    for (std::int64_t i = 0; i < n; ++i) mean += sums.get(i) / n;
+    // An ulp is at most 2^-7 of the sum so far, and an error's variance at most a quarter of its square: all in all
+    // 2^-16 sum^2 terms / 3. The mean of n elements is within six of its standard deviations.
+    const double sum = terms * 0x1.5p-10;
+    EXPECT_NEAR(mean, sum, 6 * 0x1p-8 * sum * std::sqrt(terms / 3.0 / n));
 }
 
 TEST(CpuStochasticRounding, KeepsWhatNeedsNone) {

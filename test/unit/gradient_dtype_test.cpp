@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "llmc/device/stochastic_rounding.h"
 #include "test/gpt2_units.h"
 #include "test/probe/run_model.h"
 #include "test/unit/reference_model.h"
@@ -99,7 +100,8 @@ probe::Model make_model(DType gradient_dtype, std::int64_t batch_sequences, std:
 }
 
 // Each unit's gradients after adding one more sequence. The fp32 gradients of one sequence are a share of the
-// batch's. The scale of the loss is a power of two, so it changes only exponents.
+// batch's. The scale of the loss is a power of two, so it changes only exponents. The first is rounded to nearest, the
+// others at random.
 void add_share(std::vector<std::vector<bfloat16>>& to, probe::Model& alone, std::int64_t sequence) {
     const std::vector<std::int32_t> tokens = batch();
     const std::size_t length = tokens.size() / sequences;
@@ -109,8 +111,16 @@ void add_share(std::vector<std::vector<bfloat16>>& to, probe::Model& alone, std:
         const Tensor share = alone.store().buffers(unit).gradients;
         std::vector<bfloat16>& sums = to[static_cast<std::size_t>(unit)];
         sums.resize(static_cast<std::size_t>(share.elements()), bfloat16{0});
+        std::vector<float> exact(sums.size());
         for (std::size_t i = 0; i < sums.size(); ++i)
-            sums[i] = to_bfloat16(to_float(sums[i]) + share.as<float>()[i] / sequences);
+            exact[i] = to_float(sums[i]) + share.as<float>()[i] / sequences;
+        if (sequence == 0) {
+            std::ranges::transform(exact, sums.begin(), to_bfloat16);
+        } else {
+            round_stochastically(sums.data(), exact.data(), 0, std::ssize(sums),
+                                 {.seed = 0, .first_element = alone.store().element_number(unit, 0)},
+                                 sequence << 32, Rounded::gradient);
+        }
     }
 }
 

@@ -109,7 +109,8 @@ class CpuOps : public Ops, public DeviceSizes {
     void copy(const Tensor& out, const Tensor& in) override;
     void fill(const Tensor& out, float value) override;
     void add(const Tensor& out, const Tensor& a, const Tensor& b) override;
-    void accumulate(const Tensor& out, const Tensor& in) override;
+    void accumulate(const Tensor& out, const Tensor& in, const StochasticRounding& rounding,
+                    std::int64_t count) override;
     void all_finite(const Tensor& flag, const Tensor& x) override;
     void amax(const Tensor& out, const Tensor& x) override;
     void quantise(const Tensor& out, const Tensor& x, const Tensor& amax, Fp8 format) override;

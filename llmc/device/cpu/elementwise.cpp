@@ -8,6 +8,7 @@
 #include "llmc/device/cpu/parallel.h"
 #include "llmc/device/cpu/vector_math.h"
 #include "llmc/device/operands.h"
+#include "llmc/device/stochastic_rounding.h"
 
 namespace llmc::cpu {
 
@@ -80,19 +81,24 @@ void CpuOps::add(const Tensor& out, const Tensor& a, const Tensor& b) {
     });
 }
 
-void CpuOps::accumulate(const Tensor& out, const Tensor& in) {
-    check_dtype(out, out.dtype, "out");
-    check_elements(in, DType::fp32, out.elements(), "in");
-    with_dtype(out.dtype, [&](auto element) {
-        using X = decltype(element);
-        parallel_pieces(threads_, out.elements(),
-                        [y = out.as<X>(), x = in.as<float>()](std::int64_t begin, std::int64_t end) {
+void CpuOps::accumulate(const Tensor& out, const Tensor& in, const StochasticRounding& rounding,
+                        std::int64_t count) {
+    check_accumulate(out, in, rounding);
+    constexpr std::int64_t most = 1024;
+    const auto add = [&](const auto* x) {
+        parallel_pieces(threads_, out.elements(), [&](std::int64_t begin, std::int64_t end) {
+            auto* const y = out.as<bfloat16>();
+            std::array<float, most> sums;
+            for (std::int64_t first = begin; first < end; first += most) {
+                const std::int64_t n = std::min(most, end - first);
 #pragma omp simd
-                            for (std::int64_t i = begin; i < end; ++i) {
-                                y[i] = from_float<X>(to_float(y[i]) + x[i]);
-                            }
-                        });
-    });
+                for (std::int64_t i = 0; i < n; ++i)
+                    sums[static_cast<std::size_t>(i)] = to_float(y[first + i]) + to_float(x[first + i]);
+                round_stochastically(y, sums.data(), first, first + n, rounding, count, Rounded::gradient);
+            }
+        });
+    };
+    in.dtype == DType::bf16 ? add(in.as<bfloat16>()) : add(in.as<float>());
 }
 
 void CpuOps::all_finite(const Tensor& flag, const Tensor& x) {

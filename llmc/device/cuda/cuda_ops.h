@@ -113,7 +113,8 @@ class CudaOps final : public Ops, public GpuSizes {
     void copy(const Tensor& out, const Tensor& in) override;
     void fill(const Tensor& out, float value) override;
     void add(const Tensor& out, const Tensor& a, const Tensor& b) override;
-    void accumulate(const Tensor& out, const Tensor& in) override;
+    void accumulate(const Tensor& out, const Tensor& in, const StochasticRounding& rounding,
+                    std::int64_t count) override;
     void all_finite(const Tensor& flag, const Tensor& x) override;
     void amax(const Tensor& out, const Tensor& x) override;
     void quantise_to_bytes(const Fp8Copies& to, const Tensor& x, const Tensor& amax, Fp8 format) override;

@@ -1,6 +1,5 @@
 // Casts, fills, addition of tensors, and the test for NaN and infinity (ops.h: cast, fill, add, accumulate,
-// all_finite). The development of these kernels is in dev/cast.cu, dev/fill.cu, dev/add.cu,
-// dev/accumulate.cu, dev/all_finite.cu.
+// all_finite). The development of these kernels is in dev/cast.cu, dev/fill.cu, dev/add.cu, dev/all_finite.cu.
 //
 // All are limited by memory: 16-byte accesses, several in flight, in a persistent grid. They take any number
 // of elements at any address. Elements outside whole 16-byte pieces are done one by one: the tail, or all if
@@ -12,6 +11,7 @@
 #include "llmc/device/cuda/grid.cuh"
 #include "llmc/device/cuda/packed.cuh"
 #include "llmc/device/cuda/reduce.cuh"
+#include "llmc/device/cuda/rounding.cuh"
 
 namespace llmc::cuda {
 
@@ -77,12 +77,14 @@ __global__ void __launch_bounds__(elementwise_most_threads, elementwise_resident
     }
 }
 
-template <class X>
-__global__ void __launch_bounds__(elementwise_most_threads, elementwise_resident_here)
-    accumulate_kernel3(X* out, const float* in, std::int64_t quads, std::int64_t elements) {
+// Random bits take more registers than the other kernels have, so fewer threads share a multiprocessor.
+template <class In>
+__global__ void __launch_bounds__(elementwise_most_threads, 2)
+    accumulate_kernel4(bf16* out, const In* in, std::int64_t quads, std::int64_t elements,
+                       StochasticRounding rounding, std::uint64_t count) {
     struct Operands {
-        Quad<X> before;
-        Quad<float> more;
+        Quad<bf16> before;
+        Quad<In> more;
     };
     for_grid<2>(
         quads,
@@ -90,13 +92,14 @@ __global__ void __launch_bounds__(elementwise_most_threads, elementwise_resident
             return Operands{load_quad_streaming(out + 4 * i), load_quad_streaming(in + 4 * i)};
         },
         [=](std::int64_t i, const Operands& x) {
-            Quad<X> sum;
+            float sum[4];
 #pragma unroll
-            for (int e = 0; e < 4; ++e) sum[e] = from_float<X>(to_float(x.before[e]) + x.more[e]);
-            store_quad(out + 4 * i, sum);
+            for (int e = 0; e < 4; ++e) sum[e] = to_float(x.before[e]) + to_float(x.more[e]);
+            store_quad(out + 4 * i, rounded<bf16, true>(sum, rounding, count, 4 * i, Rounded::gradient));
         });
     for (std::int64_t i = 4 * quads + grid_thread(); i < elements; i += grid_threads()) {
-        out[i] = from_float<X>(to_float(out[i]) + in[i]);
+        const RandomBits random = rounding_bits(rounding, count, i / 4 * 4, Rounded::gradient);
+        out[i] = round_stochastically(to_float(out[i]) + to_float(in[i]), random[i % 4]);
     }
 }
 
@@ -168,12 +171,12 @@ void add(const LaunchContext& on, X* out, const X* a, const X* b, std::int64_t e
            0, out, a, b, packs, elements);
 }
 
-template <class X>
-void accumulate(const LaunchContext& on, X* out, const float* in, std::int64_t elements,
-                int block_threads = 256) {
+template <class In>
+void accumulate(const LaunchContext& on, bf16* out, const In* in, std::int64_t elements,
+                const StochasticRounding& rounding, std::int64_t count, int block_threads = 256) {
     const std::int64_t quads = detail::whole_packs(elements, 4, out, in);
-    launch(on, accumulate_kernel3<X>, detail::elementwise_blocks(on, quads, elements, block_threads),
-           block_threads, 0, out, in, quads, elements);
+    launch(on, accumulate_kernel4<In>, detail::elementwise_blocks(on, quads, elements, block_threads),
+           block_threads, 0, out, in, quads, elements, rounding, static_cast<std::uint64_t>(count));
 }
 
 // flag = 1 if no element is NaN or infinite, else 0. Whole warps only.

@@ -176,11 +176,11 @@ void CudaOps::add(const Tensor& out, const Tensor& a, const Tensor& b) {
     });
 }
 
-void CudaOps::accumulate(const Tensor& out, const Tensor& in) {
-    check_dtype(out, out.dtype, "out");
-    check_elements(in, DType::fp32, out.elements(), "in");
-    with_gradient_type(out.dtype, [&]<class X>() {
-        cuda::accumulate(on(), elements<X>(out), elements<float>(in), out.elements());
+void CudaOps::accumulate(const Tensor& out, const Tensor& in, const StochasticRounding& rounding,
+                         std::int64_t count) {
+    check_accumulate(out, in, rounding);
+    with_gradient_type(in.dtype, [&]<class In>() {
+        cuda::accumulate(on(), elements<bf16>(out), elements<In>(in), out.elements(), rounding, count);
     });
 }
 

@@ -191,16 +191,13 @@ void Executor::perform(const Action& action) {
             return ops_.cast(store_.buffers(action.unit).gradients,
                              store_.buffers(action.unit).gradient_sums);
         case ActionKind::accumulate:
-            return ops_.accumulate(store_.buffers(action.unit).gradients,
-                                   store_.buffers(action.unit).gradient_sums);
+            return accumulate(action);
         case ActionKind::reduce_scatter:
             return reduce_scatter(action);
         case ActionKind::all_reduce:
             return groups_.replicas().all_reduce(received_shard(action.writes.front()));
-        case ActionKind::accumulate_shard: {
-            const UnitBuffers& b = store_.buffers(action.unit);
-            return ops_.add(b.gradient_shard, b.gradient_shard, store_.own_shard(b.gradients));
-        }
+        case ActionKind::accumulate_shard:
+            return accumulate_shard(action);
         case ActionKind::sum_replicated: {
             const UnitLayout& layout = store_.layout(action.unit);
             const Tensor& gradients = store_.buffers(action.unit).gradients;
@@ -456,6 +453,29 @@ void Executor::gather_gradients(int unit) {
     groups_.shards().all_gather(b.gradients, b.gradient_shard);
 }
 
+// Sums in bf16 are rounded at random. An element's random bits do not depend on the shard that it is in. A rank's
+// micro-batches are numbered behind those of the ranks before it.
+void Executor::accumulate(const Action& action) {
+    const UnitBuffers& b = store_.buffers(action.unit);
+    const std::int64_t rounds = std::int64_t{step_->micro_batches} * store_.part().unit(action.unit).rounds;
+    ops_.accumulate(b.gradients, b.gradient_sums,
+                    {input_->gradient_seed, store_.element_number(action.unit, 0)},
+                    round_count(groups_.data().rank() * rounds + action.round));
+}
+
+void Executor::accumulate_shard(const Action& action) {
+    const UnitBuffers& b = store_.buffers(action.unit);
+    const Tensor received = store_.own_shard(b.gradients);
+    if (received.dtype == DType::fp32) return ops_.add(b.gradient_shard, b.gradient_shard, received);
+    const std::int64_t first =
+        store_.element_number(action.unit, store_.shard(action.unit, store_.shard()).begin);
+    ops_.accumulate(b.gradient_shard, received, {input_->gradient_seed, first}, round_count(action.round));
+}
+
+std::int64_t Executor::round_count(std::int64_t round) const {
+    return round << 32 | input_->step.value_or(0);
+}
+
 // Sums the loss over the data ranks of the head's stage, then over the stages. Other stages have added
 // nothing.
 void Executor::reduce_loss() {
@@ -465,6 +485,7 @@ void Executor::reduce_loss() {
 
 // The bits of numbers that are not negative are ordered as the numbers are, and those of NaN come last.
 void Executor::reduce_amax() {
+    if (groups_.data().size() == 1 && !groups_.shares_model()) return;
     Tensor bits = seen_amax();
     bits.dtype = DType::int32;
     groups_.data().maximum(bits);

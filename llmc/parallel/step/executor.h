@@ -44,7 +44,8 @@ struct StepInput {
     // The number of a training step. If set, the last micro-batch also asks `load` for the next step's first
     // micro-batch, as number `micro_batches` (one more than this step's last).
     std::optional<std::int64_t> step{};
-    float loss_scale = 0;  // gradients are those of loss_scale * (sum of losses)
+    float loss_scale = 0;             // gradients are those of loss_scale * (sum of losses)
+    std::uint64_t gradient_seed = 0;  // rounds sums of gradients in bf16
     // For lists with updates: that of the step before, which waits; none, and the list leaves parameters as they are.
     std::optional<Update> update{};
     // For generation: the rows of the one sequence to compute. `load` puts their tokens at the start of the
@@ -106,6 +107,10 @@ class Executor final : private Performer {
     void gather_parameters(int unit);
     void reduce_scatter(const Action& action);
     void gather_gradients(int unit);
+    void accumulate(const Action& action);
+    void accumulate_shard(const Action& action);
+    // Tells a round of this step from all others (Ops::accumulate).
+    std::int64_t round_count(std::int64_t round) const;
     Tensor received_shard(const BufferUse& use) const;
     void reduce_loss();
     void reduce_amax();

@@ -161,6 +161,7 @@ struct Action {
     int part = -1;
     // For actions on one unit, and on a piece of its optimizer state.
     int unit = -1, piece = -1;
+    int round = -1;  // Accumulate: which of the unit's rounds it adds. They count from 0 in a step.
     // Load, forward, backward, logits, transfers between stages.
     int micro_batch = -1;
     // For the same actions: the position among the stage's chunks (Pass::chunk counts in the whole model).

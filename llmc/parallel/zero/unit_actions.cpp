@@ -64,6 +64,7 @@ void UnitActions::begin(int unit, Round round) {
 }
 
 void UnitActions::end(int unit, Round round) {
+    const int number = ended_[unit]++;
     if (spec_.rounds_gradients && starts_afresh(unit, round)) {
         make_room(unit);
         add({.kind = ActionKind::round,
@@ -74,6 +75,7 @@ void UnitActions::end(int unit, Round round) {
         bring_gradients(unit, whole_gradients(unit));
         add({.kind = ActionKind::accumulate,
              .unit = unit,
+             .round = number,
              .reads = {sums(unit), whole_gradients(unit)},
              .writes = {whole_gradients(unit)}});
     }
@@ -144,6 +146,7 @@ void UnitActions::reduce(int unit, Round round) {
     }
     if (adds) {
         received_ = unit;
+        received_round_ = ended_[unit] - 1;
         received_last_ = round.is_last;
     }
     if (part_.is_tied(unit)) return;
@@ -167,6 +170,7 @@ void UnitActions::accumulate_received() {
     bring_gradients(unit, reduced(unit));
     add({.kind = ActionKind::accumulate_shard,
          .unit = unit,
+         .round = received_round_,
          .reads = {whole_gradients(unit), reduced(unit)},
          .writes = {reduced(unit)}});
     // Gathered gradients are given later.

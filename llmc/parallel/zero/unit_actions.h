@@ -99,8 +99,10 @@ class UnitActions {
     const Sharding& sharding_;
     const StagePart& part_;
     Step& step_;
+    std::map<int, int> ended_{};  // the rounds so far of each unit
     int received_ = -1;           // the unit whose received shard waits to be added to the sum, if any
-    bool received_last_ = false;  // whether it is of the unit's last round
+    int received_round_ = 0;      // the number of its round
+    bool received_last_ = false;  // whether that is the unit's last one
 };
 
 // Finds the first and the last part that add to a unit's gradients, within each backward pass and within the
