@@ -123,8 +123,9 @@ std::vector<Suggestion> suggestions(const PreparedRun& run, const Outcome& outco
     std::vector<Suggestion> found;
     // With --steps 0 the options say nothing about the run's schedule.
     if (run.options.steps > 0) {
+        const std::int64_t applied = run.trainer->progress().applied();
         found.push_back({"go on with", fmt::format("{} --steps {}{}", go_on, 2 * outcome.last_step,
-                                                   options_that_keep_rate(run.options, outcome.last_step))});
+                                                   options_that_keep_rate(run.options, applied))});
     }
     found.push_back(
         {"generate text with", fmt::format("{} --generate --resume {}", shell_word(program.string()),

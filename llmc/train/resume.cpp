@@ -130,12 +130,19 @@ void take_checkpoint(Options& options, const Sources& sources) {
         return now.is_given(name) && then.contains(name) && then[name] != json[name];
     };
     // Whether a setting belongs to the value of another one that is given and differs.
+    constexpr std::array adaptive_scale = {"initial-loss-scale", "loss-scale-window",
+                                           "loss-scale-hysteresis"};
     const auto goes_with_another = [&](std::string_view name) {
         if (name == "val-data") return is_changed("train-data");
         if (name == "gradient-dtype" || name == "master-dtype" || name == "fp8" ||
-            name == "stochastic-rounding" || name == "attention" || name == "tf32" ||
-            name.find("loss-scale") != std::string_view::npos)
+            name == "stochastic-rounding" || name == "attention" || name == "tf32")
             return is_changed("dtype");
+        // A fixed scale and one that adapts exclude each other.
+        if (name == "loss-scale")
+            return std::ranges::any_of(adaptive_scale,
+                                       [&](const char* other) { return now.is_given(other); });
+        if (std::ranges::find(adaptive_scale, name) != adaptive_scale.end())
+            return now.is_given("loss-scale");
         return name == "keep-best" && now.val_every == 0;
     };
     for_each_setting(options, no_group, [&](const char* name, auto& value, const Help&, const Choices&) {
@@ -145,6 +152,13 @@ void take_checkpoint(Options& options, const Sources& sources) {
         value = then[name].get<std::decay_t<decltype(value_of(value))>>();
         options.inherited[name] = false;
     });
+    // What was given then may have no effect beside what is given now.
+    for (const DependentSetting& setting : dependent_settings()) {
+        const auto inherited = options.inherited.find(setting.name);
+        if (inherited == options.inherited.end() || setting.has_effect(options)) continue;
+        setting.drop(options);
+        options.inherited.erase(inherited);
+    }
     for (auto& [name, was_given] : options.inherited) was_given = given.contains(name);
     // The configuration goes on naming this run, although its directory may have moved, and the weights from
     // which it began.
@@ -204,8 +218,8 @@ namespace {
 
 // A note if the next step has a higher learning rate than the last one, and than the earlier schedule would give it.
 std::vector<std::string> rate_that_rises(const CheckpointInfo& checkpoint, const Options& options) {
-    constexpr double clearly = 1.01;  // a smaller rise is no surprise
-    const std::int64_t done = checkpoint.progress.step;
+    constexpr double clearly = 1.01;                          // a smaller rise is no surprise
+    const std::int64_t done = checkpoint.progress.applied();  // the schedule counts these
     const auto then = nlohmann::ordered_json::parse(checkpoint.configuration);
     const Options defaults;
     Options earlier = options;
@@ -217,7 +231,7 @@ std::vector<std::string> rate_that_rises(const CheckpointInfo& checkpoint, const
     const Choices known = schedule_names();  // a later version of the program may know more
     const bool is_known = std::ranges::find(known, earlier.schedule) != known.end();
     if (!is_known || earlier.schedule_kind() == ScheduleKind::constant) return {};
-    if (done >= options.steps) return {};
+    if (checkpoint.progress.step >= options.steps) return {};
     const Schedule before = schedule_of(earlier), now = schedule_of(options);
     const double last = learning_rate(before, done), next = learning_rate(now, done + 1);
     // The earlier schedule itself rises during warmup.

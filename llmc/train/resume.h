@@ -40,7 +40,7 @@ bool take_model(Options& options, const CheckpointInfo& checkpoint);
 // The --model of the checkpoint's run. Throws UserError if this program does not know it.
 std::string model_of(const CheckpointInfo& checkpoint);
 
-// The options with which a run that has done `step` steps goes on at the same learning rate, as
+// The options with which a run that has applied `step` steps goes on at the same learning rate, as
 // " --lr-schedule constant --lr 4e-04". Empty if its schedule is constant.
 std::string options_that_keep_rate(const Options& options, std::int64_t step);
 

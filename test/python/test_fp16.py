@@ -70,6 +70,25 @@ def test_resume_in_another_dtype(tmp_path):
     assert "loss_scale" not in lines[4] and lines[6]["loss_scale"] == 65536 and lines[7]["skipped_steps"] >= 4
 
 
+def test_resume_with_a_fixed_scale(tmp_path):
+    """What says how the scale adapts is no longer of use."""
+    train(tmp_path, FROM_THE_TOP, "--loss-scale-window=4", "--steps=2")
+    program.run(f"--out-dir={tmp_path}", "--resume", "--steps=4", "--loss-scale=1024", "--sample-tokens=0")
+    program.run(f"--out-dir={tmp_path}", "--resume", "--steps=6", "--initial-loss-scale=2048", "--sample-tokens=0")
+    assert program.Run(tmp_path).column("loss_scale")[2:4] == [1024, 1024]
+
+
+def test_advice_on_the_rate_counts_applied_steps(tmp_path):
+    """The schedule stands still in a skipped step, and so do the advice after a run and the note of a resume."""
+    options = ["--initial-loss-scale=1099511627776", "--sample-tokens=0"]
+    out = program.run(f"--out-dir={tmp_path}", *SMALL, *options, "--steps=40").stdout
+    last = program.Run(tmp_path).lines[-1]
+    assert last["skipped_steps"] > 5 and f"--lr-schedule constant --lr {last['lr']:.3g}" in out
+    again = program.run(f"--out-dir={tmp_path}", "--resume", "--steps=80", "--sample-tokens=0").stdout
+    following = program.Run(tmp_path).lines[40]["lr"]
+    assert f"the learning rate rises from {last['lr']:.3g} to {following:.3g}" in " ".join(again.split())
+
+
 def test_a_fixed_scale_ends_at_the_tenth_overflow(tmp_path):
     result = program.run(f"--out-dir={tmp_path}", *SMALL, *ALIKE, "--sample-tokens=0", "--loss-scale=1152921504606846976", check=False)
     assert result.returncode == 1 and "step 10: the gradient overflowed in 10 steps in a row at --loss-scale" in result.stderr

@@ -35,11 +35,14 @@ def test_meshes_train_the_same_run(meshes, tmp_path):
 
 def test_a_history_survives_another_mesh(tmp_path):
     """Scales depend on the history of steps, which a checkpoint holds whole."""
-    whole = train(tmp_path / "whole", "--lr-schedule=constant", "--fp8-history=3")
+    whole = train(tmp_path / "whole", "--lr-schedule=constant", "--fp8-history=3", "--checkpoint-every=8")
     train(tmp_path / "parts", "--lr-schedule=constant", "--fp8-history=3", "--steps=7")
-    again = program.train(tmp_path / "parts", "--resume", "--steps=12", "--device=cpu", "--pipeline-parallel=2", ranks=2, env=ONE_THREAD)
+    for steps in (8, 12):
+        again = program.train(tmp_path / "parts", "--resume", f"--steps={steps}", "--device=cpu", "--pipeline-parallel=2", ranks=2, env=ONE_THREAD)
+        # After one step, two of the three are those of the checkpoint.
+        state, expected = (json.loads((tmp_path / f"{run}/checkpoint-{steps:08}/manifest.json").read_text())["fp8"] for run in ("parts", "whole"))
+        assert state == expected
     assert trajectory(again) == trajectory(whole)
-    state = json.loads((tmp_path / "parts/checkpoint-00000012/manifest.json").read_text())["fp8"]
     # Four products of each of two blocks, with three operands each.
     assert [len(step) for step in state["seen"]] == [24] * 3 and state["amax"] == [max(step) for step in zip(*state["seen"])]
 
@@ -54,7 +57,7 @@ def test_an_evaluation_has_the_scales_of_the_checkpoint(tmp_path):
 
 
 def test_scaling_may_begin_and_end_with_a_resume(tmp_path):
-    train(tmp_path, "--steps=3")
+    train(tmp_path, "--steps=3", "--fp8-history=4")
     program.run(f"--out-dir={tmp_path}", "--resume", "--steps=6", "--fp8=none", "--sample-tokens=0")
     back = program.run(f"--out-dir={tmp_path}", "--resume", "--steps=9", "--fp8=delayed", "--sample-tokens=0")
     assert "the checkpoint has no history of products in 8 bits, so their scales start afresh" in back.stdout
