@@ -1,6 +1,7 @@
 // The search of meshes.
 #include "llmc/planner/search.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <string>
@@ -22,11 +23,12 @@ std::vector<std::string> best_options(const PlannedRun& run, bool uses_bounds) {
     return options;
 }
 
+const std::string model =
+    "--model llama-mini --layers 4 --heads 8 --kv-heads 4 --channels 1024 --mlp-size 4096 --seq-len 1024 "
+    "--gpus 64 --global-batch-tokens 65536 ";
+
 // On 64 GPUs, whose memory holds few of the meshes, all, and with slow links.
 TEST(Search, EqualsTheExhaustiveOne) {
-    const std::string model =
-        "--model llama-mini --layers 4 --heads 8 --kv-heads 4 --channels 1024 --mlp-size 4096 --seq-len 1024 "
-        "--gpus 64 --global-batch-tokens 65536 ";
     for (const char* const options : {"--gpu-memory 1.6", "--gpu 4090 --network 3 --recompute none"}) {
         const PlannedRun run = read_plan(model + options);
         const Search bounded = best_meshes(run), all = best_meshes(run, /*uses_bounds*/ false);
@@ -35,6 +37,27 @@ TEST(Search, EqualsTheExhaustiveOne) {
         ASSERT_EQ(bounded.best.size(), all.best.size()) << options;
         for (std::size_t i = 0; i < all.best.size(); ++i)
             EXPECT_EQ(bounded.best[i].options, all.best[i].options) << options << " place " << i;
+    }
+}
+
+// The bound of memory counts no state whole that a stage shards: a mesh is found where there is just the memory that it
+// needs.
+TEST(Search, FindsWhatJustFits) {
+    const std::string mesh =
+        model + "--tensor-parallel 1 --pipeline-parallel 1 --micro-batch-size 1 --recompute none";
+    for (int stage = 0; stage <= 3; ++stage) {
+        for (const char* const moments : {"fp32", "8bit"}) {
+            const std::string options = fmt::format("{} --zero-stage {} --moments-dtype {}{}", mesh, stage,
+                                                    moments, stage > 0 ? " --zero-shard-size 64" : "");
+            const Search ample = best_meshes(read_plan(options));
+            ASSERT_EQ(ample.best.size(), 1U) << options;
+            const double beside_it = 1.001;  // GiB
+            const double memory = static_cast<double>(ample.best.front().bytes) / 0x1p30 + beside_it;
+            EXPECT_EQ(
+                best_meshes(read_plan(fmt::format("{} --gpu-memory {:.4f}", options, memory))).best.size(),
+                1U)
+                << options;
+        }
     }
 }
 
