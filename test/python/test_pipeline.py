@@ -11,10 +11,12 @@ import time
 import numpy as np
 import pytest
 
+import planned
 import program
 import safetensors_numpy
+from planned import plan
 from program import digest
-from test_zero import processes, sample, sent, train
+from test_zero import TINY, processes, sample, sent, train
 
 SMALL = ["--layers=4", "--micro-batch-size=2", "--check-replicas-every=2"]
 TOLERANCE = 2e-5  # relative difference of losses in fp32
@@ -60,6 +62,37 @@ def test_an_odd_number_of_stages_is_the_same_run(tmp_path):
         assert results == first[1] and digest(run.out_dir / "w.safetensors") == digest(first[0].out_dir / "w.safetensors")
     _, (losses, *_), _ = train(tmp_path / "whole", *options, ranks=1)
     assert first[0].losses == pytest.approx(losses, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_a_first_or_last_stage_without_layers(tied, tmp_path):
+    """The embedding, or the head, may have a stage for itself: the same bits as with layers, the bytes of the plan, and a resume on
+    another mesh."""
+    options = [*SMALL, f"--tied-head={str(tied).lower()}", "--steps=4", "--reduce-every=micro-batch", "--sample-tokens=20", "--temperature=0",
+               "--lr-schedule=constant"]
+    layers = {"interleaved": ["0,2,2,0", "1,1,2,0"], "breadth-first": ["2,1,1,0", "0,1,1,2"]}
+    usual, results, out = train(tmp_path / "usual", *options, *mesh(2))
+    for number, [order] in enumerate(ORDERS):
+        kinds = layers.get(order.partition("=")[2], ["4,0", "0,4"])
+        for which, counts in enumerate(kinds):
+            these = [*mesh(2), order, f"--pipeline-layers={counts}", *(["--virtual-stages=2"] if kinds != ["4,0", "0,4"] else []),
+                     f"--zero-stage={(number + which) % 4}", *(["--recompute=block"] if number % 2 else [])]
+            run, same, text = train(tmp_path / f"{number}-{which}", *options, *these)
+            assert same == results, these
+            assert sample(text) == sample(out)
+            if not tied and which == 0:
+                planned.assert_equals_run(plan(*TINY, *options, *these, "--processes=4")[0], run)
+    train(tmp_path / "parts", *options, *mesh(2), "--pipeline-layers=4,0", "--zero-stage=2", "--steps=2")
+    _, resumed, _ = train(tmp_path / "parts", "--layers=4", "--resume", "--steps=4", *mesh(2), "--pipeline-layers=0,4", "--zero-stage=3",
+                          "--pipeline-schedule=zb-h1", "--check-replicas-every=2")
+    assert resumed == results
+
+
+def test_three_stages_of_which_two_have_no_layers(tmp_path):
+    options = ["--layers=3", "--micro-batch-size=2", "--global-batch-tokens=384", "--steps=3", "--sample-tokens=0"]
+    runs = [train(tmp_path / str(number), *options, *mesh(3), *more, ranks=3)[1]
+            for number, more in enumerate([[], ["--pipeline-layers=0,3,0"], ["--pipeline-layers=0,3,0", "--pipeline-schedule=zb-h1"]])]
+    assert runs[1] == runs[0] and runs[2] == runs[0]
 
 
 LAYER_BY_LAYER = ["--pipeline-schedule=breadth-first"]

@@ -185,10 +185,15 @@ TEST(PipelinePartition, AListGivenByHand) {
     EXPECT_EQ(refused("12,12"),
               "--pipeline-layers 12,12 has 2 numbers, but the pipeline has 4 chunks; try "
               "--pipeline-layers 7,6,6,5");
-    for (const char* text : {"", ",", "6,6,6,", "6,6,,12", "6, 6,6,6", "6;6;6;6", "24,0,0,0", "8,8,9,-1",
-                             "6.0,6,6,6", "99999999999,6,6,6"})
+    for (const char* text :
+         {"", ",", "6,6,6,", "6,6,,12", "6, 6,6,6", "6;6;6;6", "8,8,9,-1", "6.0,6,6,6", "99999999999,6,6,6"})
         EXPECT_NE(refused(text).find("instead of a number of layers"), std::string::npos) << text;
     EXPECT_NE(refused("2147483647,2147483647,2147483647,27").find("adds up to"), std::string::npos);
+    EXPECT_EQ(counts_of(parse_pipeline_layers("0,12,12,0", 24, 4, 4, {})), (std::vector{0, 12, 12, 0}));
+    EXPECT_EQ(
+        refused("24,0,0,0"),
+        "--pipeline-layers 24,0,0,0 gives chunk 2 no layer, which only the first and the last may lack; try "
+        "--pipeline-layers 22,1,1,0");
 }
 
 }  // namespace

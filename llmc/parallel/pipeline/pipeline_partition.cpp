@@ -205,12 +205,15 @@ std::vector<BlockRange> stages_of_layers(int layers, int chunks, int stages, con
 
 namespace {
 
-// The split nearest to `counts` that gives every chunk a layer: an empty one takes a layer of the nearest chunk that
-// has several. Nothing if the counts do not add up to the layers.
+// The first chunk may have the table alone, and the last one the head.
+bool needs_layer(std::size_t chunk, std::size_t chunks) { return chunk > 0 && chunk + 1 < chunks; }
+
+// The split nearest to `counts` that gives every chunk a layer that needs one: an empty one takes a layer of the nearest
+// chunk that has several. Nothing if the counts do not add up to the layers.
 std::optional<std::vector<int>> without_empty_chunks(std::vector<int> counts, int layers) {
     if (std::accumulate(counts.begin(), counts.end(), std::int64_t{0}) != layers) return std::nullopt;
     for (std::size_t empty = 0; empty < counts.size(); ++empty) {
-        if (counts[empty] > 0) continue;
+        if (counts[empty] > 0 || !needs_layer(empty, counts.size())) continue;
         const auto distance = [&](std::size_t chunk) {
             return chunk < empty ? empty - chunk : chunk - empty;
         };
@@ -240,7 +243,6 @@ std::vector<BlockRange> parse_pipeline_layers(std::string_view text, int layers,
         refuse({rule.rule, rule.value, rule.limit, change}, "--pipeline-layers {} {}; try {}", one_line(text),
                why, change);
     };
-    std::optional<std::string> empty;
     for (std::string_view rest = text;;) {
         const std::string_view word = rest.substr(0, rest.find(','));
         const auto count = whole_number<int>(word);
@@ -249,7 +251,6 @@ std::vector<BlockRange> parse_pipeline_layers(std::string_view text, int layers,
                 "--pipeline-layers {} has '{}' instead of a number of layers; try --pipeline-layers {}",
                 one_line(text), one_line(word),
                 fmt::join(balanced_counts(layers, chunks, stages, costs), ","));
-        if (*count == 0) empty = word;
         counts.push_back(*count);
         sum += *count;
         if (word.size() == rest.size()) break;
@@ -260,9 +261,11 @@ std::vector<BlockRange> parse_pipeline_layers(std::string_view text, int layers,
         refuse_split(
             {"a number of layers for each chunk", given, chunks},
             fmt::format("has {}, but the pipeline has {}", plural(given, "number"), plural(chunks, "chunk")));
-    if (empty)
-        refuse_split({"a layer for each chunk", 0, 1},
-                     fmt::format("has '{}' instead of a number of layers", *empty));
+    for (std::size_t chunk = 0; chunk < counts.size(); ++chunk)
+        if (counts[chunk] == 0 && needs_layer(chunk, counts.size()))
+            refuse_split({"a layer for each chunk but the first and the last", 0, 1},
+                         fmt::format("gives chunk {} no layer, which only the first and the last may lack",
+                                     chunk + 1));
     if (sum != layers)
         refuse_split({"the chunks have all layers", sum, layers},
                      fmt::format("adds up to {}, but --layers is {}", plural(sum, "layer"), layers));

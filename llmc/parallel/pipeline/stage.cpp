@@ -60,8 +60,11 @@ std::vector<StagePart> parts_of_stages(const std::shared_ptr<const Outline>& out
         const BlockRange& layers = chunks[static_cast<std::size_t>(number)];
         const bool is_first = number == 0, is_last = number + 1 == count;
         // A part that is no layer belongs to the layer before it. Those before the first layer belong to the
-        // first chunk.
-        const auto part_of = [&](int layer) { return outline->layers[static_cast<std::size_t>(layer)]; };
+        // first chunk, and those behind the last layer to the last one.
+        const auto part_of = [&](int layer) {
+            const bool is_behind = layer == static_cast<int>(outline->layers.size());
+            return is_behind ? outline->layers.back() + 1 : outline->layers[static_cast<std::size_t>(layer)];
+        };
         const Chunk chunk{.number = number,
                           .first_part = is_first ? 0 : part_of(layers.first),
                           .end_part = is_last ? static_cast<int>(outline->parts.size()) : part_of(layers.end),
