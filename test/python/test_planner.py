@@ -1,5 +1,6 @@
 """./train_gpt plan (docs/planner.md)."""
 
+import itertools
 import json
 import os
 import re
@@ -182,6 +183,23 @@ def test_the_figures_of_the_page(options, key, figure):
 
 def test_the_page_has_rows():
     assert len(planned.rows_of_pages()) > 100
+
+
+def test_the_bytes_sent_of_the_page():
+    """docs/parallelism.md, in whole MB. (The suites mpi-* count what ranks send, and compare it with the lists that plans add up.)"""
+    page = (program.ROOT / "docs/parallelism.md").read_text()
+    rows = [list(map(int, row)) for row in re.findall(r"^\|" + r" (\d+) \|" * 7 + "$", page, re.MULTILINE)]
+    assert [row[0] for row in rows] == [0, 1, 2, 3]
+    for stage, *sent in rows:
+        for figure, (every, m) in zip(sent, itertools.product(("step", "micro-batch"), (1, 2, 8)), strict=True):
+            planned = plan("--model=gpt2", "--gpus=4", "--dtype=bf16", "--micro-batch-size=1", f"--global-batch-tokens={4 * 1024 * m}",
+                           f"--zero-stage={stage}", f"--reduce-every={every}")[0]
+            assert round(planned["sends"]["bytes"] / 1e6) == figure
+            W, G, f = 2 * 124439808, 4 * 124439808, 3 / 4
+            w = 2 * (50257 * 768 + 1024 * 768 + 12 * 768**2 + 13 * 768 + 2 * 768)  # embeddings, a block, the last layernorm
+            r = m if every == "micro-batch" else 1
+            exact = [(r + 1) * G * f, (r * G + W) * f, (r * G + W) * f, (r * G + m * (2 * W - w)) * f][stage]
+            assert planned["sends"]["bytes"] == pytest.approx(exact, rel=2e-3)  # without the padding
 
 
 def test_published_steps():
