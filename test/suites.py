@@ -76,14 +76,12 @@ NEEDS = {
     "wrong_input": Needs("test", "trainer", 0.5),
     "zero": Needs("test", "tests", 1.5),
     "memory_peak": Needs("more", "tests", 2),
-    # Its make must be the only one in the build's folder, so all programs are built before.
-    "clang_tidy": Needs("more", "tests simulated kernels more", 2),
     "*": Needs("test", "tests", 1),
 }
 # CPU seconds of a suite: about a quarter more than it took on two cores of a server in 2026, beside the build. (Ranks that
 # wait for others on a busy machine take more.)
 BUDGETS = {
-    "clang_tidy": 600, "kernels-thread": 170, "simulated_gpu": 120, "gpu_check": 110, "simulated_meshes": 106,
+    "kernels-thread": 170, "simulated_gpu": 120, "gpu_check": 110, "simulated_meshes": 106,
     "mpi-8": 82, "zero": 100, "mpi-4": 90, "kernels-address": 120, "tcp-8": 60, "pipeline": 58, "pages": 62, "unit": 95,
     "simulated_algorithms": 49, "signals": 42, "cuda-runtime-plain": 36, "tcp-4": 35, "training_against_pytorch": 75,
     "model_switches": 27, "mesh": 32, "memory_peak": 25, "mpi-3": 23, "simulated_gpu_errors": 22, "commands": 45,
