@@ -17,7 +17,8 @@ namespace {
 
 constexpr double wsd_stable = 0.8;  // share of the steps after warmup
 
-double factor(ScheduleKind kind, double p, double f) {
+// p is the share of the steps after warmup that is done before this one, and q the share after it.
+double factor(ScheduleKind kind, double p, double q, double f) {
     switch (kind) {
         case ScheduleKind::constant:
             return 1.0;
@@ -26,7 +27,7 @@ double factor(ScheduleKind kind, double p, double f) {
         case ScheduleKind::cosine:
             return f + (1.0 - f) * (1.0 + std::cos(std::numbers::pi * p)) / 2.0;
         case ScheduleKind::wsd:
-            return p < wsd_stable ? 1.0 : 1.0 - (1.0 - f) * (p - wsd_stable) / (1.0 - wsd_stable);
+            return q <= wsd_stable ? 1.0 : 1.0 - (1.0 - f) * (q - wsd_stable) / (1.0 - wsd_stable);
     }
     programming_error("an unknown schedule");
 }
@@ -38,8 +39,8 @@ double learning_rate(const Schedule& schedule, std::int64_t step) {
     const auto total = static_cast<double>(std::max(schedule.total_steps, schedule.warmup_steps + 1));
     const auto now = static_cast<double>(step);
     if (now <= warmup) return schedule.peak * now / warmup;
-    const double p = std::min((now - 1.0 - warmup) / (total - warmup), 1.0);
-    return schedule.peak * factor(schedule.kind, p, schedule.min_fraction);
+    const auto share = [&](double steps) { return std::min((steps - warmup) / (total - warmup), 1.0); };
+    return schedule.peak * factor(schedule.kind, share(now - 1.0), share(now), schedule.min_fraction);
 }
 
 }  // namespace llmc

@@ -22,7 +22,7 @@ struct Schedule {
 //   constant   1
 //   linear     1 - (1 - f) p
 //   cosine     f + (1 - f) (1 + cos(pi p)) / 2
-//   wsd        1 until p = 0.8, then linear from 1 to f over the last fifth (Hu et al., MiniCPM, 2024)
+//   wsd        1, and over the steps of the last fifth linear down to f, in the last one (Hu et al., MiniCPM, 2024)
 // The first step after warmup thus has the full rate, as with PyTorch's LinearLR, CosineAnnealingLR and
 // SequentialLR. Steps beyond the total use p = 1.
 double learning_rate(const Schedule& schedule, std::int64_t step);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -69,9 +70,13 @@ Line parse(std::string_view text) {
         !std::ranges::all_of(*endings, is_text))
         user_error("\"endings\" is not a list of {} non-empty strings", HellaSwag::endings);
     if (label == json.end()) user_error("no \"label\" (those of the test set are not public)");
-    if (!label->is_number_unsigned() || label->get<std::uint64_t>() >= HellaSwag::endings)
+    // Some copies of the examples have it as a text.
+    const auto number = label->is_number_unsigned() ? std::optional(label->get<std::uint64_t>())
+                        : label->is_string() ? whole_number<std::uint64_t>(label->get<std::string>())
+                                             : std::nullopt;
+    if (!number || *number >= HellaSwag::endings)
         user_error("\"label\" is not 0 to {}", HellaSwag::endings - 1);
-    return {*ctx, *endings, label->get<std::size_t>()};
+    return {*ctx, *endings, *number};
 }
 
 }  // namespace

@@ -35,7 +35,7 @@ def torch_factors(schedule, warmup, steps, min_fraction):
         "cosine": lambda: lr_scheduler.CosineAnnealingLR(optimizer, decay_steps, min_fraction),
         # PyTorch has no warmup-stable-decay schedule. By its definition, the last fifth falls linearly.
         "wsd": lambda: lr_scheduler.LambdaLR(
-            optimizer, lambda k: min(1.0, 1 - (1 - min_fraction) * (k / decay_steps - 0.8) / 0.2)),
+            optimizer, lambda k: min(1.0, 1 - (1 - min_fraction) * ((k + 1) / decay_steps - 0.8) / 0.2)),
     }
     if warmup > 1:
         rise = lr_scheduler.LinearLR(optimizer, 1 / warmup, 1.0, warmup - 1)

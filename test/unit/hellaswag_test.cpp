@@ -21,7 +21,7 @@ class HellaSwagFile : public testing::Test {
         std::ofstream(path_)
             << R"({"ctx": "abc", "endings": ["d", "ef", "ghi", "jklmn"], "label": 1, "ind": 7})"
                "\n\n"
-               R"({"label": 3, "endings": ["p", "q", "r", "s"], "ctx": "o"})";
+               R"({"label": "3", "endings": ["p", "q", "r", "s"], "ctx": "o"})";
     }
     ~HellaSwagFile() override { fs::remove(path_); }
 

@@ -34,7 +34,7 @@ TEST(Schedule, FallsToItsMinimumAndStaysThere) {
     for (const auto kind : {ScheduleKind::cosine, ScheduleKind::linear, ScheduleKind::wsd}) {
         EXPECT_NEAR(rate(kind, 101), 0.1, tolerance);
         EXPECT_NEAR(rate(kind, 1000), 0.1, tolerance);
-        EXPECT_GT(rate(kind, 100), 0.1);
+        EXPECT_GT(rate(kind, 99), 0.1);
     }
     EXPECT_EQ(rate(ScheduleKind::constant, 1000), 1);
 }
@@ -43,7 +43,20 @@ TEST(Schedule, IsHalfwayInTheMiddle) {
     EXPECT_NEAR(rate(ScheduleKind::linear, 51), 0.55, tolerance);
     EXPECT_NEAR(rate(ScheduleKind::cosine, 51), 0.55, tolerance);
     EXPECT_NEAR(rate(ScheduleKind::wsd, 80), 1, tolerance);
-    EXPECT_NEAR(rate(ScheduleKind::wsd, 91), 0.55, tolerance);
+    EXPECT_NEAR(rate(ScheduleKind::wsd, 90), 0.55, tolerance);
+}
+
+// Also the shortest run's last fifth has a step.
+TEST(Schedule, DecaysInTheLastFifth) {
+    for (const std::int64_t steps : {5, 7, 100}) {
+        const auto at = [&](std::int64_t step) {
+            return learning_rate(
+                {.kind = ScheduleKind::wsd, .peak = 1, .min_fraction = 0.1, .total_steps = steps}, step);
+        };
+        EXPECT_EQ(at(4 * steps / 5), 1);
+        EXPECT_LT(at(4 * steps / 5 + 1), 1);
+        EXPECT_NEAR(at(steps), 0.1, tolerance);
+    }
 }
 
 TEST(Schedule, SurvivesAWarmupLongerThanTheRun) {
