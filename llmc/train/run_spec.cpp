@@ -1,6 +1,9 @@
 #include "llmc/train/run_spec.h"
 
 #include <algorithm>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 namespace llmc {
 
@@ -10,7 +13,14 @@ RunSpec run_spec(const Options& options, const Mesh& mesh, const DeviceSizes& si
         std::ranges::any_of(family_of(options.model).options, [&](const FamilyOption& option) {
             return option.is_size() && choices.size(option.name) != named.size(option.name);
         });
-    return {.model = options.make_model(),
+    Model model = options.make_model();
+    // Nobody can give other sizes of a folder's weights, so they are not to blame for too large a model.
+    if (options.folder) {
+        std::erase_if(model.sizes, [&](const ModelSize& size) {
+            return size.option != "seq-len" && !options.is_given(size.option);
+        });
+    }
+    return {.model = std::move(model),
             .model_name = has_own_sizes ? "" : options.model,
             .dtype = options.compute_dtype(),
             .gradient_dtype = options.kept_gradient_dtype(),

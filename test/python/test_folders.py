@@ -227,6 +227,11 @@ def test_advice_suits_a_folder(tmp_path, tokens):
     model_folders.write(tmp_path / "b", {**LLAMA, "intermediate_size": 80}, model_folders.weights_of(LLAMA))
     result = program.run(f"--init={tmp_path / 'b'}", "--steps=0", check=False)
     assert "but this model needs (80, 64); leave out options that change what its config.json says" in result.stderr
+    (tmp_path / "large").mkdir()
+    (tmp_path / "large/config.json").write_text(json.dumps({**LLAMA, "hidden_size": 2**40}))
+    for options, advice in (([], "too large a model"), ([f"--channels={2**41}"], f"--channels {2**41}")):
+        result = program.run(f"--model={tmp_path / 'large'}", "--steps=1", f"--train-data={tokens}", *TRAIN, *options, check=False)
+        assert result.stderr.startswith(f"error: {advice}: ") and result.stderr.endswith(f"; give a smaller {'--channels' if options else '--model'}\n")
     # An option may mend it.
     model_folders.write(tmp_path / "c", {**LLAMA, "num_key_value_heads": 3}, model_folders.weights_of(LLAMA))
     program.run(f"--init={tmp_path / 'c'}", "--kv-heads=2", "--steps=0", f"--export={tmp_path / 'd'}")
