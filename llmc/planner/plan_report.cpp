@@ -149,11 +149,14 @@ std::string time_text(const PlannedRun& run) {
     const GpuModel& gpu = *run.machines.gpu;
     const double utilization = *run.flops_per_token() * time.tokens_per_second / run.mesh->world() /
                                gpu.peak(run.spec->dtype, run.options.tf32);
+    const std::optional<double> error = run.error_of_estimate();
     return fmt::format(
-        "{} a step at least, {} expected, +-{:.0f}%: {} tokens/s, {} of each GPU, {:.1f}% of its peak{}",
-        human_seconds(*time.bound), human_seconds(time.expected), 100 * time_error,
-        human_count(time.tokens_per_second), human_count(time.tokens_per_second / run.mesh->world()),
-        100 * utilization, run.spec->fp8 == Fp8Scaling::none ? "" : " in bf16");
+        "{} a step at least, {} expected: {} tokens/s, {} of each GPU, {:.1f}% of its peak{}{}",
+        human_seconds(*time.bound), human_seconds(time.expected), human_count(time.tokens_per_second),
+        human_count(time.tokens_per_second / run.mesh->world()), 100 * utilization,
+        run.spec->fp8 == Fp8Scaling::none ? "" : " in bf16",
+        error ? fmt::format("; mean error of {} published steps: {:.0f}%", published_steps, 100 * *error)
+              : "");
 }
 
 std::string cost_text(const PlannedRun& run, const Cost& cost) {
@@ -234,10 +237,11 @@ Json convention_json(const PlannedRun& run) {
 Json time_json(const PlannedRun& run) {
     const std::optional<PlannedTime> time = run.time();
     if (!time) return nullptr;
+    const std::optional<double> error = run.error_of_estimate();
     return {{"bound_seconds", time->bound ? Json(*time->bound) : Json()},
             {"expected_seconds", time->expected > 0 ? Json(time->expected) : Json()},
             {"tokens_per_second", time->tokens_per_second},
-            {"error", time->bound ? Json(time_error) : Json()}};
+            {"error", time->bound && error ? Json(*error) : Json()}};
 }
 
 Json cost_json(const PlannedRun& run) {

@@ -425,6 +425,14 @@ std::optional<PlannedTime> PlannedRun::time() const {
                        .tokens_per_second = speed};
 }
 
+// The published steps (docs/published_steps.toml) ran on these GPUs, in bf16.
+std::optional<double> PlannedRun::error_of_estimate() const {
+    if (!estimate || asked.gpu_tflops || asked.gpu_bandwidth) return std::nullopt;
+    const bool is_published = (machines.gpu->name == "A100" || machines.gpu->name == "H100") &&
+                              spec->dtype == DType::bf16 && spec->fp8 == Fp8Scaling::none;
+    return is_published ? std::optional(time_error) : std::nullopt;
+}
+
 std::optional<Cost> PlannedRun::cost() const {
     const std::optional<PlannedTime> step = time();
     if (!asked.tokens || !step) return std::nullopt;

@@ -111,6 +111,7 @@ struct PlannedRun {
     std::optional<ConventionalMemory> convention() const;  // none for `accelerate`
     double accelerate_bytes() const;                       // of the model in fp32, as Accelerate counts it
     std::optional<PlannedTime> time() const;               // none on CPUs, unless the speed is given
+    std::optional<double> error_of_estimate() const;       // in the mean; none where no steps were published
     std::optional<Cost> cost() const;
 
     const StageNeeds& fullest_stage() const {

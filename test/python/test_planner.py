@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import subprocess
+import tomllib
 
 import planned
 import program
@@ -211,3 +212,15 @@ def test_published_steps():
     share, error = re.search(r"mean (\S+) of the measured time, error (\d+)% in the mean", result.stdout).groups()
     assert share == "1.00", "multiply software_share in llmc/planner/machines.h by this mean"
     assert plan("--gpus=8")[0]["time"]["error"] == int(error) / 100
+
+
+@pytest.mark.parametrize("options, has_error", [
+    (["--gpu=A100"], True), (["--gpu=h100", "--gpu-memory=60", "--network=25"], True), (["--gpu=A100-40"], False), (["--gpu=H100-PCIe"], False), (["--gpu=H200"], False),
+    (["--gpu=4090"], False), (["--gpu=H100", "--gpu-tflops=900"], False), (["--gpu=X", "--gpu-memory=80", "--gpu-tflops=989", "--gpu-bandwidth=3350"], False),
+    (["--gpu=H100", "--dtype=fp32"], False), (["--gpu=H100", "--dtype=fp16"], False), (["--gpu=H100", "--fp8=delayed"], False)])
+def test_the_error_of_published_steps_stands_only_beside_their_gpus(options, has_error):
+    steps = tomllib.loads((program.ROOT / "docs/published_steps.toml").read_text())["step"]
+    assert {re.search(r"--gpu (\S+)", step["options"])[1] for step in steps} == {"A100", "H100"} and not any("dtype" in step["options"] for step in steps)
+    printed = " ".join(program.run("plan", "--model=gpt2", *options).stdout.split())
+    assert (f"; mean error of {len(steps)} published steps: 13%" in printed) == has_error and "+-" not in printed
+    assert plan("--model=gpt2", *options)[0]["time"]["error"] == (0.13 if has_error else None)
