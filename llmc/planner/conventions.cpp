@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "llmc/core/error.h"
 
@@ -32,6 +33,24 @@ Convention convention_named(std::string_view name, const StoreDtypes& dtypes) {
     return {"ours", bytes(dtypes.compute), bytes(dtypes.gradients), master + moments, moments};
 }
 
+namespace {
+
+// Moves a GPU's share of what is offloaded to the places of its machine.
+void offload(const ConventionRequest& request, ConventionalMemory& memory) {
+    for (const auto& [tier, gb] : {std::pair(request.state, &memory.per_gpu.optimizer),
+                                   std::pair(request.weights, &memory.per_gpu.weights)})
+        if (tier != Tier::device)
+            (tier == Tier::host ? memory.host : memory.disk).gb +=
+                request.gpus_of_machine * std::exchange(*gb, 0);
+    for (const auto& [place, all] :
+         {std::pair(&memory.host, request.host_gb), std::pair(&memory.disk, request.disk_gb)}) {
+        if (all > 0) place->left_gb = all - place->gb;
+        memory.fits = memory.fits && place->left_gb.value_or(0) >= 0;
+    }
+}
+
+}  // namespace
+
 ConventionalMemory conventional_memory(const ConventionRequest& request) {
     const Convention& by = request.convention;
     const double optimizer = by.optimizer - (request.uses_sgd ? by.moments / 2 : 0),
@@ -50,13 +69,14 @@ ConventionalMemory conventional_memory(const ConventionRequest& request) {
     if (stage >= 1) memory.divided_gb += memory.per_gpu.optimizer;
     if (stage >= 2) memory.divided_gb += memory.per_gpu.gradients;
     if (stage >= 3) memory.divided_gb += memory.per_gpu.weights + whole.activations / share(true);
+    offload(request, memory);
     if (request.card_gb > 0) {
         memory.left_gb = request.card_gb - memory.per_gpu.total();
-        memory.fits = memory.left_gb >= 0;
-        const double room = request.card_gb - whole.activations;
-        if (room > 0)
-            memory.least_gpus = std::max<std::int64_t>(
-                1, std::llround(std::ceil((whole.total() - whole.activations) / room)));
+        memory.fits = memory.fits && memory.left_gb >= 0;
+        const double room = request.card_gb - whole.activations,
+                     divided = whole.gradients + (request.state == Tier::device ? whole.optimizer : 0) +
+                               (request.weights == Tier::device ? whole.weights : 0);
+        if (room > 0) memory.least_gpus = std::max<std::int64_t>(1, std::llround(std::ceil(divided / room)));
     }
     return memory;
 }

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "llmc/core/memory_layout.h"
 #include "llmc/parallel/zero/store_layout.h"
 
 namespace llmc {
@@ -31,11 +32,16 @@ struct StateGb {
 
 struct ConventionalMemory {
     StateGb whole;    // of the model, undivided
-    StateGb per_gpu;  // divided as the stage of ZeRO does; activations stay whole
+    StateGb per_gpu;  // divided as the stage of ZeRO does, without what is offloaded; activations stay whole
     // The parts that the stage divides, divided: optimizer (1), gradients too (2), everything with activations (3).
     double divided_gb = 0;
+    double left_gb = 0;  // of the card's; negative if it lacks them
+    // What is offloaded by the GPUs of a machine.
+    struct Place {
+        double gb = 0;
+        std::optional<double> left_gb{};  // of the machine's, if they are known
+    } host, disk;
     bool fits = true;
-    double left_gb = 0;  // of the card's
     // The fewest GPUs that hold it with everything but activations divided (stage 3); 0 if none do.
     std::int64_t least_gpus = 0;
 };
@@ -49,7 +55,11 @@ struct ConventionRequest {
     int zero_stage = 0;
     std::int64_t shards = 1;     // data-parallel ranks that divide the state
     std::int64_t divisions = 1;  // stages times tensor-parallel ranks, which divide all parameters
-    double card_gb = 0;          // 0: not known
+    double card_gb = 0;          // 0: not known, as below
+    // Optimizer state (with the master copy), and weights; gradients stay on the GPU.
+    Tier state = Tier::device, weights = Tier::device;
+    int gpus_of_machine = 1;
+    double host_gb = 0, disk_gb = 0;  // of a machine
 };
 ConventionalMemory conventional_memory(const ConventionRequest& request);
 

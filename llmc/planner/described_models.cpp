@@ -39,14 +39,16 @@ constexpr Count bert() {
 
 constexpr std::array models = {
     DescribedModel{"mixtral-8x7b", "32 layers, 32 heads and 8 of keys, 4096 channels, 2 of 8 experts",
-                   mixtral(8), mixtral(2), Count{32000} * 4096, 8192, 3.0 * 32 * 32 * (128 + 128), 0},
+                   mixtral(8), mixtral(2), Count{32000} * 4096, 8192, 32, 4096, 3.0 * 32 * 32 * (128 + 128),
+                   0},
     DescribedModel{
         "deepseek-v3",
         "61 layers, 128 heads of latent attention, 7168 channels, 8 of 256 experts and a shared one",
-        deepseek_v3(256), deepseek_v3(8), Count{129280} * 7168, 4096, 3.0 * 61 * 128 * (192 + 128), 0},
+        deepseek_v3(256), deepseek_v3(8), Count{129280} * 7168, 4096, 61, 7168, 3.0 * 61 * 128 * (192 + 128),
+        0},
     // Position and type ids: int64 (1, 512) each.
     DescribedModel{"bert-base-cased", "12 layers, 12 heads, 768 channels, tokens see all others", bert(),
-                   bert(), Count{28996 + 512 + 2} * 768, 512, 2 * 3.0 * 12 * 12 * (64 + 64),
+                   bert(), Count{28996 + 512 + 2} * 768, 512, 12, 768, 2 * 3.0 * 12 * 12 * (64 + 64),
                    Count{2} * 512 * 8}};
 
 }  // namespace

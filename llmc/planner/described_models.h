@@ -13,6 +13,7 @@ struct DescribedModel {
     std::int64_t parameters, active_parameters;  // active: those that one token uses
     std::int64_t input_embeddings;               // parameters that no product reads
     std::int64_t sequence_length;                // of its pretraining
+    std::int64_t layers, channels;
     // Floating-point operations of attention of a token, forward and backward, for each token of the sequence: by
     // 3 L H (d_qk + d_v) with causal attention, and twice that where tokens see all others.
     double attention_per_token;

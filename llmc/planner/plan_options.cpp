@@ -128,8 +128,8 @@ void add_plan_options(CLI::App& app, PlanOptions& options) {
                "Plan a nominal size such as 70B, without an architecture, by --memory-convention");
     add_choice("memory-convention", options.convention, convention_names(), false, "NAME",
                "Also count memory by a convention");
-    add_choice("convention-activations", options.activations, {"none", "half-weights"}, true, "NAME",
-               "Activations by the convention, or a SIZE");
+    add_choice("convention-activations", options.activations, {"none", "half-weights", "by-layer"}, true,
+               "NAME", "Activations by the convention, or a SIZE");
     add_choice("convention-optimizer", options.optimizer, {"adam", "sgd"}, false, "NAME",
                "Optimizer of the convention");
     add_number("days", options.days, "N", number_in, "days, such as 30",

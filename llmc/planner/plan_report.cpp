@@ -118,9 +118,18 @@ std::string state_text(const StateGb& state) {
         state.total());
 }
 
+// "; 560 GB in the host's memory of a machine, which lacks 48 GB". Empty if nothing is offloaded there.
+std::string place_text(const ConventionalMemory::Place& place, std::string_view where) {
+    if (place.gb == 0) return "";
+    std::string text = fmt::format("; {:.5g} GB {} of a machine", place.gb, where);
+    if (const auto left = place.left_gb)
+        text += fmt::format(", which {} {:.5g} GB", *left < 0 ? "lacks" : "leaves", std::abs(*left));
+    return text;
+}
+
 // Empty if no convention was asked for and the plan itself knows the bytes.
 std::string convention_text(const PlannedRun& run) {
-    if (run.asked.convention == "ours" && run.model) return "";
+    if (run.asked.convention == "ours" && run.asked.activations == "none" && run.model) return "";
     if (run.asked.convention == "accelerate") {
         const auto row = [&](const char* name, bool is_fp16) {
             const AccelerateRow of = accelerate_row(run.accelerate_bytes(), is_fp16);
@@ -132,16 +141,21 @@ std::string convention_text(const PlannedRun& run) {
     const std::optional<ConventionalMemory> memory = run.convention();
     if (!memory) return "";
     std::string text = state_text(memory->whole);
-    if (run.mesh->world() > 1)
-        text += fmt::format("; on each of {} GPUs {}", run.mesh->world(), state_text(memory->per_gpu));
+    if (const auto bytes = run.activation_bytes_of_layer())
+        text += fmt::format(", with {} of activations a layer", human_bytes(*bytes));
+    const bool has_places = memory->host.gb + memory->disk.gb > 0;
+    if (run.mesh->world() > 1 || has_places)
+        text +=
+            fmt::format("; on each of {} {}", plural(run.mesh->world(), "GPU"), state_text(memory->per_gpu));
     if (memory->divided_gb > 0)
         text += fmt::format("; the divided parts alone {:.5g} GB", memory->divided_gb);
-    if (!run.machines.gpu) return text;
-    text += fmt::format("; {} {:.5g} GB", memory->fits ? "leaves" : "exceeds the GPU by",
-                        std::abs(memory->left_gb));
-    if (memory->least_gpus > 0)
-        text += fmt::format("; with ZeRO-3 it takes {} at least", plural(memory->least_gpus, "GPU"));
-    return text;
+    if (run.machines.gpu) {
+        text += fmt::format("; {} {:.5g} GB", memory->left_gb >= 0 ? "leaves" : "exceeds the GPU by",
+                            std::abs(memory->left_gb));
+        if (memory->least_gpus > 0)
+            text += fmt::format("; with ZeRO-3 it takes {} at least", plural(memory->least_gpus, "GPU"));
+    }
+    return text + place_text(memory->host, "in the host's memory") + place_text(memory->disk, "on the disks");
 }
 
 std::string time_text(const PlannedRun& run) {
@@ -228,6 +242,10 @@ Json convention_json(const PlannedRun& run) {
     json["per_gpu"] = state_json(memory->per_gpu);
     json["per_gpu"]["parameters"] = run.parameters() / (run.mesh->pipeline * run.mesh->tensor);
     json["per_gpu"]["divided_gb"] = memory->divided_gb;
+    const auto or_null = [](const std::optional<double>& value) { return value ? Json(*value) : Json(); };
+    json["activation_bytes_of_layer"] = or_null(run.activation_bytes_of_layer());
+    for (const auto& [name, place] : {std::pair("host", memory->host), {"disk", memory->disk}})
+        json[name] = {{"gb", place.gb}, {"left_gb", or_null(place.left_gb)}};
     json["fits"] = run.machines.gpu ? Json(memory->fits) : Json();
     json["left_gb"] = run.machines.gpu ? Json(memory->left_gb) : Json();
     json["least_gpus"] = memory->least_gpus > 0 ? Json(memory->least_gpus) : Json();

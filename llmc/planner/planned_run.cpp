@@ -108,6 +108,13 @@ std::optional<PlannedTime> time_without_limits(const PlannedRun& run) {
     }
 }
 
+// The options that move what is offloaded from the host's memory to a disk.
+std::string change_from_host(const Offload& offload) {
+    return offload.state == Tier::host        ? "--offload-optimizer nvme --nvme-dir DIR"
+           : offload.parameters == Tier::host ? "--offload-parameters nvme --nvme-dir DIR"
+                                              : "";
+}
+
 void plan_memory(PlannedRun& run) {
     const DeviceSizes& sizes = *run.machines.sizes;
     RunNeeds needs = needs_of(*run.spec, sizes, run.staging_bytes);
@@ -131,11 +138,8 @@ void plan_memory(PlannedRun& run) {
     if (run.needs->largest_memory() > run.machines.usable)
         exceeds(memory_rule, run.needs->largest_memory(), run.machines.usable,
                 remedy_of(*run.needs, find).as_options());
-    const Offload& offload = run.mesh->sharding.offload;
     exceeds(host_rule, run.needs->largest_host_memory(), run.machines.usable_host(),
-            offload.state == Tier::host        ? "--offload-optimizer nvme --nvme-dir DIR"
-            : offload.parameters == Tier::host ? "--offload-parameters nvme --nvme-dir DIR"
-                                               : "");
+            change_from_host(run.mesh->sharding.offload));
     exceeds(disk_rule, run.needs->largest_disk(), run.machines.usable_disk(), "");
 }
 
@@ -171,15 +175,27 @@ void plan_nominal(PlannedRun& run) {
                "--pipeline-parallel x --tensor-parallel does not divide the processes");
     run.mesh = Mesh{.pipeline = static_cast<int>(options.pipeline_parallel),
                     .tensor = static_cast<int>(options.tensor_parallel),
-                    .sharding = {.stage = static_cast<int>(options.zero_stage), .shards = ranks / divisions}};
+                    .sharding = {.stage = static_cast<int>(options.zero_stage),
+                                 .shards = ranks / divisions,
+                                 .offload = options.offload()}};
     const std::optional<ConventionalMemory> memory = run.convention();
     run.verdict = !memory || memory->fits || run.described ? Verdict::fits : Verdict::does_not_fit;
-    if (run.verdict == Verdict::does_not_fit)
-        run.why_not.push_back({std::string(memory_rule), std::llround(1e9 * memory->per_gpu.total()),
-                               std::llround(1e9 * (memory->per_gpu.total() + memory->left_gb)),
-                               memory->least_gpus > ranks ? fmt::format("--processes {} --zero-stage 3",
-                                                                        memory->least_gpus * divisions)
-                                                          : "--zero-stage 3"});
+    if (!run.machines.gpu) std::ranges::move(offload_without_effect(options), std::back_inserter(run.notes));
+    if (run.verdict != Verdict::does_not_fit) return;
+    const auto exceeds = [&](std::string_view rule, double gb, double left, int sharing, std::string change) {
+        const auto bytes_of_rank = [&](double all) { return std::llround(1e9 * all / sharing); };
+        if (left < 0)
+            run.why_not.push_back(
+                {std::string(rule), bytes_of_rank(gb), bytes_of_rank(gb + left), std::move(change)});
+    };
+    const int on_machine = run.machines.ranks_of_node;
+    exceeds(memory_rule, memory->per_gpu.total(), memory->left_gb, 1,
+            memory->least_gpus > ranks
+                ? fmt::format("--processes {} --zero-stage 3", memory->least_gpus * divisions)
+                : "--zero-stage 3");
+    exceeds(host_rule, memory->host.gb, memory->host.left_gb.value_or(0), on_machine,
+            change_from_host(run.mesh->sharding.offload));
+    exceeds(disk_rule, memory->disk.gb, memory->disk.left_gb.value_or(0), on_machine, "");
 }
 
 // Options that are not those of one architecture, or of none.
@@ -187,9 +203,19 @@ void refuse_unused(const PlannedRun& run) {
     const PlanOptions& asked = run.asked;
     if (asked.parameters && (run.described || run.options.is_given("model")))
         user_error("--parameters plans a size without an architecture; leave out it or --model");
-    if ((asked.parameters || run.described) &&
-        (run.options.is_given("offload-optimizer") || run.options.is_given("offload-parameters")))
-        user_error("--offload-* is planned for models that this program trains; leave it out");
+    const bool is_nominal = asked.parameters || run.described;
+    for (const char* option : {"offload-optimizer", "offload-parameters"})
+        if (is_nominal && (asked.convention == "ours" || asked.convention == "accelerate") &&
+            run.options.is_given(option))
+            user_error(
+                "--{} without a model that this program trains is planned by another "
+                "--memory-convention; give one, such as mixed-12",
+                option);
+    if (asked.parameters && asked.activations == "by-layer")
+        user_error(
+            "--convention-activations by-layer needs the layers and channels of a model; give --model in "
+            "place of "
+            "--parameters, or a size such as 10GB");
     if (asked.levers && (run.described || asked.parameters))
         user_error("--levers lists options of a model that this program trains; leave it out");
     if (asked.days && !asked.search) user_error("--days needs --search, which finds the GPUs for it");
@@ -320,6 +346,8 @@ bool read(PlannedRun& run, std::vector<std::string> arguments, std::string& text
         return read(run, arguments, text);
     }
     run.arguments = std::move(arguments);
+    // What starts no run needs no directory on a disk.
+    if ((run.described || asked.parameters) && run.options.nvme_dir.empty()) run.options.nvme_dir = "DIR";
     with_places(run, [&] {
         run.machines = machines_of(asked, run.options, run.processes, run.notes);
         run.options = for_device(run.options, run.machines.gpu ? DeviceKind::cuda : DeviceKind::cpu);
@@ -377,45 +405,13 @@ double PlannedRun::parameters() const {
     return model ? parameters_about(*model) : 0;
 }
 
+std::int64_t PlannedRun::sequence_length() const {
+    return described && !options.is_given("seq-len") ? described->sequence_length : options.sequence_length();
+}
+
 std::optional<double> PlannedRun::flops_per_token() const {
-    if (described)
-        return described->flops_per_token(options.is_given("seq-len") ? options.sequence_length()
-                                                                      : described->sequence_length);
+    if (described) return described->flops_per_token(sequence_length());
     return model ? std::optional(training_flops_per_token(*model)) : std::nullopt;
-}
-
-std::optional<ConventionalMemory> PlannedRun::convention() const {
-    if (!mesh || asked.convention == "accelerate") return std::nullopt;
-    constexpr double gb = 1e9;
-    const bool is_ours = asked.convention == "ours";
-    ConventionRequest request{
-        .convention = convention_named(asked.convention,
-                                       {options.compute_dtype(), options.kept_gradient_dtype(),
-                                        options.kept_moments_dtype(), options.master_dtype != "none"}),
-        .parameters = parameters(),
-        .activation_gb = parse_bytes(asked.activations).value_or(0) / gb,
-        .half_weights = asked.activations == "half-weights",
-        .uses_sgd = asked.optimizer == "sgd",
-        .zero_stage = mesh->sharding.stage,
-        .shards = mesh->sharding.shards,
-        .divisions = std::int64_t{mesh->pipeline} * mesh->tensor};
-    if (machines.gpu) request.card_gb = is_ours ? machines.gpu->gib * gib / gb : machines.gpu->nominal_gb;
-    return conventional_memory(request);
-}
-
-// bytes: what AutoModel loads of this model. That is without a head that is not tied, and with RoPE's tables: fp32
-// cosines and sines of each layer, position and element of a head.
-double PlannedRun::accelerate_bytes() const {
-    double bytes = 4 * parameters();
-    if (described) bytes += static_cast<double>(described->buffer_bytes);
-    if (!model) return bytes;
-    const ModelChoices choices = options.choices_of_model();
-    const auto has = [&](const char* name) { return choices.values.contains(name); };
-    const auto size = [&](const char* name) { return static_cast<double>(choices.size(name)); };
-    if (has("tied-head") && !choices.is_on("tied-head")) bytes -= 4 * size("vocab-size") * size("channels");
-    if (has("rope-theta"))
-        bytes += 2 * 4 * size("layers") * size("seq-len") * static_cast<double>(head_sizes(choices).size);
-    return bytes;
 }
 
 std::optional<PlannedTime> PlannedRun::time() const {

@@ -107,11 +107,16 @@ struct PlannedRun {
     std::string command;  // which starts the run; empty if none can
 
     double parameters() const;
+    std::int64_t sequence_length() const;
     std::optional<double> flops_per_token() const;
+    Convention convention_used() const;                    // by --memory-convention
     std::optional<ConventionalMemory> convention() const;  // none for `accelerate`
-    double accelerate_bytes() const;                       // of the model in fp32, as Accelerate counts it
-    std::optional<PlannedTime> time() const;               // none on CPUs, unless the speed is given
-    std::optional<double> error_of_estimate() const;       // in the mean; none where no steps were published
+    // By --convention-activations by-layer: four times a micro-batch's residual stream (one sequence, unless its size
+    // was given), in the dtype of the convention's weights; else none.
+    std::optional<double> activation_bytes_of_layer() const;
+    double accelerate_bytes() const;                  // of the model in fp32, as Accelerate counts it
+    std::optional<PlannedTime> time() const;          // none on CPUs, unless the speed is given
+    std::optional<double> error_of_estimate() const;  // in the mean; none where no steps were published
     std::optional<Cost> cost() const;
 
     const StageNeeds& fullest_stage() const {

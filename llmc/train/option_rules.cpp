@@ -318,6 +318,15 @@ Recompute Options::recomputation() const {
     programming_error("an unchecked kind of recompute");
 }
 
+Offload Options::offload() const {
+    const bool is_gpu = device == "cuda";
+    const auto tier = [&](std::string_view name) {
+        return name == "nvme" ? Tier::disk : name == "cpu" && is_gpu ? Tier::host : Tier::device;
+    };
+    return {
+        .state = tier(offload_optimizer), .parameters = tier(offload_parameters), .is_beside_host = is_gpu};
+}
+
 PipelineSchedule Options::kind_of_pipeline_schedule() const {
     for (const PipelineSchedule kind : all_pipeline_schedules) {
         if (pipeline_schedule == name_of(kind)) return kind;
@@ -363,13 +372,7 @@ Sharding sharding_of(const Options& o, int processes) {
         sharding.replicas = processes / sharding.shards;
         sharding.reshards_after_forward = o.reshard_after_forward;
     }
-    const bool is_gpu = o.device == "cuda";
-    const auto tier = [&](std::string_view name) {
-        return name == "nvme" ? Tier::disk : name == "cpu" && is_gpu ? Tier::host : Tier::device;
-    };
-    sharding.offload = {.state = tier(o.offload_optimizer),
-                        .parameters = tier(o.offload_parameters),
-                        .is_beside_host = is_gpu};
+    sharding.offload = o.offload();
     sharding.prefetch_units = static_cast<int>(o.prefetch_units.value_or(sharding.default_prefetch_units()));
     sharding.are_rounds_together = o.kind_of_pipeline_schedule() == PipelineSchedule::breadth_first &&
                                    o.pipeline_parallel * o.chunks_of_stage() == o.layers();

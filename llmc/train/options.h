@@ -193,6 +193,7 @@ struct Options {
     PipelineSchedule kind_of_pipeline_schedule() const;
     int chunks_of_stage() const;
     Recompute recomputation() const;
+    Offload offload() const;  // --device must be known
 };
 
 // The learning-rate schedule. The options must be resolved.

@@ -83,7 +83,8 @@ def test_keys_of_a_plan():
     assert [list(made[key]) for key in ("host", "disk", "moved")] == [["bytes", "usable"], ["bytes", "usable"], keys_in(named["moved"])]
     assert list(made["memory"]["beside"]) == keys_in(named["memory.beside"])[:-1]
     assert list(made["memory"]["peak"]) == keys_in(named["memory.peak"])
-    assert set(keys_in(named["convention"])) - {"accelerate"} == set(made["convention"])
+    assert set(keys_in(named["convention"])) - {"accelerate", "null"} == set(made["convention"])
+    assert [list(made["convention"][key]) for key in ("host", "disk")] == 2 * [keys_in(named["convention.host"])[:2]]
     assert set(made["convention"]["per_gpu"]) == {key for key in made["convention"] if key.endswith("_gb")} - {"left_gb"} | {"parameters", "divided_gb"}
     assert plans[3]["memory"] is None and list(plans[3]["why_not"][0]) == [name for name in keys_in(named["why_not"])]
     assert plans[2]["memory"]["verdict"] == "does not fit" and plans[0]["memory"]["beside"] is None

@@ -157,7 +157,7 @@ def test_a_step_has_its_update_also_if_a_validation_has_finished_it(tmp_path):
     (["plan", "--gpus=8", "--offload-optimizer=cpu", "--moments-dtype=8bit"], "--offload-optimizer cpu keeps moments in fp32 or bf16"),
     (["plan", "--gpus=8", "--nvme-speed=x"], "--nvme-speed 'x' is not two speeds in GB/s, such as 10,5"),
     (["plan", "--gpus=8", "--nvme-size=0"], "--nvme-size 0 is out of range"),
-    (["plan", "--gpus=8", "--parameters=70B", "--offload-optimizer=cpu"], "--offload-* is planned for models that this program trains; leave it out"),
+    (["plan", "--gpus=8", "--parameters=70B", "--offload-optimizer=cpu"], "--offload-optimizer without a model that this program trains is planned by another --memory-convention; give one, such as mixed-12"),
 ])
 def test_options_without_a_meaning(options, line, tmp_path):
     more = [] if options[0] == "plan" else ["--model=tiny", "--device=cpu", f"--out-dir={tmp_path}/run"]

@@ -171,6 +171,46 @@ def test_searches_without_a_meaning(options, line):
     assert result.returncode == 1 and line in result.stderr and result.stderr.count("\n") == 1 and not result.stdout, result.stderr
 
 
+def test_offload_by_a_convention():
+    """Adam's 560 GB for four GPUs: each rank's quarter, the host's lack, and the disk that mends it. Weights go the same way."""
+    options = ["--parameters=70B", "--memory-convention=mixed-12", "--gpus=4", "--zero-stage=3", "--host-memory=512GB"]
+    made, status = plan(*options, "--offload-optimizer=cpu")
+    assert status == 2 and not made["convention"]["fits"]
+    assert made["why_not"] == [{"rule": "host memory of a rank", "value": 140 * 10**9, "limit": 128 * 10**9, "change": "--offload-optimizer nvme --nvme-dir DIR"}]
+    mended, status = plan(*options, "--offload-optimizer=cpu", *made["why_not"][0]["change"].split(), "--nvme-size=2TB")
+    assert status == 0 and mended["why_not"] == [] and mended["convention"]["disk"] == {"gb": 560, "left_gb": 1440}
+    assert mended["convention"]["host"] == {"gb": 0, "left_gb": 512}
+    both, _ = plan(*options, "--offload-optimizer=nvme", "--offload-parameters=cpu")
+    kept = both["convention"]["per_gpu"]
+    assert (kept["weights_gb"], kept["gradients_gb"], kept["optimizer_gb"], both["convention"]["host"]["gb"]) == (0, 35, 0, 140)
+    assert both["convention"]["least_gpus"] == 2  # for 140 GB of gradients
+    small, status = plan(*options, "--offload-optimizer=nvme", "--nvme-size=500GB")
+    assert status == 2 and small["why_not"][0]["rule"] == "disk of a rank"
+    assert plan(*options[:3], "--offload-optimizer=cpu")[0]["convention"]["per_gpu"]["optimizer_gb"] == 0
+    printed = " ".join(program.run("plan", *options, "--offload-optimizer=cpu", check=False).stdout.split())
+    assert "; 560 GB in the host's memory of a machine, which lacks 48 GB" in printed
+
+
+def test_activations_by_layer():
+    """Of described models too, and in the format of the convention's weights."""
+    options = ["--memory-convention=mixed-12", "--convention-activations=by-layer"]
+    assert plan("--model=mixtral-8x7b", *options)[0]["convention"]["activation_bytes_of_layer"] == 4 * 8192 * 4096 * 2
+    assert plan("--model=gpt2", *options, "--memory-convention=fp32-16", "--micro-batch-size=3")[0]["convention"]["activation_bytes_of_layer"] == 4 * 3 * 1024 * 768 * 4
+    printed = " ".join(program.run("plan", "--model=llama2-7b", "--seq-len=2048", "--memory-convention=mixed-12", *options[1:], check=False).stdout.split())
+    assert "+ 2.147 of activations" in printed and "with 64.0 MiB of activations a layer" in printed
+
+
+@pytest.mark.parametrize("options, line", [
+    (["--parameters=70B", "--gpus=4", "--offload-optimizer=cpu"], "--offload-optimizer without a model that this program trains is planned by another --memory-convention; give one"),
+    (["--model=mixtral-8x7b", "--gpus=4", "--offload-parameters=cpu", "--memory-convention=accelerate"], "--offload-parameters without a model"),
+    (["--parameters=70B", "--convention-activations=by-layer"], "--convention-activations by-layer needs the layers and channels of a model"),
+    (["--model=gpt2", "--convention-activations=by-layers"], "--convention-activations: unknown value 'by-layers'"),
+])
+def test_conventions_without_a_meaning(options, line):
+    result = program.run("plan", *options, check=False)
+    assert result.returncode == 1 and line in result.stderr and result.stderr.count("\n") == 1 and not result.stdout, result.stderr
+
+
 def test_json_has_notes_apart():
     result = program.run("plan", "--gpus=64", "--json", check=False)
     json.loads(result.stdout)
