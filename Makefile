@@ -58,7 +58,7 @@ OPENMP_CFLAGS := -fopenmp $(if $(LLVM_OPENMP),-isystem $(BUILD)/openmp)
 OPENMP_LIBRARY := -fopenmp $(if $(LLVM_OPENMP),-L$(LLVM_OPENMP)/lib)
 # Headers of other projects must give no warnings.
 system_headers = $(patsubst -I%,-isystem %,$(shell pkg-config --cflags $(1) 2>/dev/null))
-PACKAGES := fmt libxxhash tomlplusplus
+PACKAGES := fmt libxxhash tomlplusplus yaml-cpp
 LIBRARY_CFLAGS := $(call system_headers,$(PACKAGES))
 LIBRARIES := $(shell pkg-config --libs $(PACKAGES) 2>/dev/null) -ldnnl -lpthread
 # Only one file uses MPI, through its C interface. Without MPI another file replaces it.

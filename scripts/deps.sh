@@ -40,6 +40,7 @@ build libopenmpi-dev       pkg-config:ompi-c mpi.h
 build librandom123-dev     header:Random123/philox.h
 build libtomlplusplus-dev  pkg-config:tomlplusplus toml++/toml.h
 build libxxhash-dev        pkg-config:libxxhash xxhash.h
+build libyaml-cpp-dev      pkg-config:yaml-cpp yaml-cpp/yaml.h
 build nlohmann-json3-dev   header:nlohmann/json.hpp
 run   openmpi-bin          command:ompi_info
 run   python-is-python3    command:python

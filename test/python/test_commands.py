@@ -142,6 +142,7 @@ HIDDEN = {
     "librandom123-dev": ["<Random123/philox.h>"],
     "libtomlplusplus-dev": ["-ltomlplusplus"],
     "libxxhash-dev": ["-lxxhash"],
+    "libyaml-cpp-dev": ["-lyaml-cpp"],
     "nlohmann-json3-dev": ["<nlohmann/json.hpp>"],
 }
 OF_THE_COMPILER = {"-ldl", "-lpthread", "-lrt"}
@@ -187,7 +188,7 @@ def test_libraries_that_dpkg_does_not_know_are_found(project, machine):
 def test_every_library_that_the_build_links_is_looked_for():
     targets = ["train_gpt", "test-programs", "programs-long"]
     would = subprocess.run(["make", "-n", "-B", "V=1", *targets], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
-    linked = set(re.findall(r" (-l\w+)", would.stdout)) - OF_THE_COMPILER
+    linked = set(re.findall(r" (-l[\w-]+)", would.stdout)) - OF_THE_COMPILER
     assert linked == {what for hidden in HIDDEN.values() for what in hidden if what.startswith("-l")}, would.stderr
 
 
