@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "llmc/comm/bootstrap.h"
@@ -17,6 +18,7 @@
 #include "llmc/core/error.h"
 #include "llmc/core/standard_streams.h"
 #include "llmc/io/files.h"
+#include "llmc/planner/foreign_options.h"
 #include "llmc/planner/levers.h"
 #include "llmc/planner/plan_report.h"
 #include "llmc/planner/planned_run.h"
@@ -43,9 +45,10 @@ void require_new(const std::string& file) {
         user_error("--write-config {}: there is such a file; choose another name, or remove it", file);
 }
 
-// The options of the run, as a configuration file.
+// The options of the run, as a configuration file. HYBRID_SHARD's groups are those of this run's machines.
 void write_config(PlannedRun& run) {
     const std::string& file = run.asked.config;
+    if (run.options.shards_on_machine) run.options.given.insert("zero-shard-size");
     if (run.command.empty()) {
         run.notes.push_back(fmt::format("{} was not written, since no such run can start", file));
         return;
@@ -54,7 +57,8 @@ void write_config(PlannedRun& run) {
     run.notes.push_back(fmt::format("{0} has the options of the run; --config {0} reads them", file));
 }
 
-int plan(Console& console, const std::vector<std::string>& arguments) {
+int plan(Console& console, const ForeignOptions& foreign) {
+    const std::vector<std::string>& arguments = foreign.arguments;
     std::string text;
     PlannedRun given;
     std::optional<PlannedRun> run;
@@ -62,6 +66,7 @@ int plan(Console& console, const std::vector<std::string>& arguments) {
         require_new(given.asked.config);
         run = given.asked.search ? searched_run(arguments) : planned_run(arguments, text);
     }
+    if (run) run->notes.insert(run->notes.begin(), foreign.notes.begin(), foreign.notes.end());
     if (run && run->asked.levers && run->needs) run->levers = levers_of(*run);
     if (run && !run->asked.config.empty()) write_config(*run);
     if (!run) {
@@ -106,6 +111,13 @@ bool may_print(std::span<const char* const> words) {
     });
 }
 
+int failed(const std::string& error) {
+    // mpirun complains of a process that ends with an error before it has joined the job.
+    if (launched_processes()) Job().fail(error);
+    write_error(fmt::format("error: {}\n", error));
+    return 1;
+}
+
 }  // namespace
 
 std::optional<int> plan_command(int argc, const char* const* argv) {
@@ -115,20 +127,21 @@ std::optional<int> plan_command(int argc, const char* const* argv) {
     fill_standard_streams();
     std::vector<std::string> arguments(words.begin(), words.end());
     Console console(is_rank_zero());
+    ForeignOptions foreign;
     try {
-        if (is_plan) {
-            arguments.erase(arguments.begin() + 1);
-            return plan(console, arguments);
-        }
-        if (const auto processes = launched_processes()) arguments.push_back("--processes=" + *processes);
-        if (!print_instead_of_run(console, arguments)) return std::nullopt;
+        if (is_plan) arguments.erase(arguments.begin() + 1);
+        const auto processes = is_plan ? std::nullopt : launched_processes();
+        if (processes) arguments.push_back("--processes=" + *processes);
+        foreign = with_foreign_options(std::move(arguments));
+        if (is_plan) return plan(console, foreign);
+        if (!print_instead_of_run(console, foreign.arguments)) return std::nullopt;
+        for (const std::string& note : foreign.notes) console.note(note);
         console.require_written();
         return 0;
+    } catch (const UserError& fault) {
+        return failed(foreign.with_place(fault.what()));
     } catch (const std::exception& fault) {
-        // mpirun complains of a process that ends with an error before it has joined the job.
-        if (launched_processes()) Job().fail(fault.what());
-        write_error(fmt::format("error: {}\n", fault.what()));
-        return 1;
+        return failed(fault.what());
     }
 }
 

@@ -134,6 +134,10 @@ void add_plan_options(CLI::App& app, PlanOptions& options) {
                "Optimizer of the convention");
     add_number("days", options.days, "N", number_in, "days, such as 30",
                "With --search and --tokens: find the fewest GPUs that end the run in N days");
+    add_text("from", options.from, "FILE",
+             "Take options from a configuration of DeepSpeed (JSON) or Hugging Face Accelerate (YAML); the "
+             "command "
+             "line overrides them (docs/coming-from.md)");
     add_text("write-config", options.config, "FILE", "Write the run's options to FILE, for --config");
     const auto add_flag = [&](const char* name, bool& to, const char* help) {
         app.add_flag(name, to, as_help(help))->configurable(false)->disable_flag_override()->group("Plan");

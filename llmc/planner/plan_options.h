@@ -24,7 +24,7 @@ struct PlanOptions {
     std::string convention = "ours", activations = "none", optimizer = "adam";
     bool json = false, search = false, levers = false;
     std::optional<double> days;  // in which the run must end
-    std::string config;          // the file of --write-config
+    std::string from, config;    // the files of --from (foreign_options.h) and of --write-config
 };
 
 // The command that has them, with what it writes into `options`, which must outlive it. Values that are out of range

@@ -1,0 +1,206 @@
+#include <array>
+
+#include "llmc/planner/foreign_keys.h"
+
+namespace llmc {
+
+namespace {
+
+using enum KeyAs;
+
+// Why a key is ignored.
+constexpr std::string_view buffers = "the plan sizes its buffers",
+                           pieces = "what is offloaded moves in pieces of one size",
+                           mean = "gradients are averaged over all tokens of a step",
+                           logs = "the log and the metrics are always written",
+                           files = "checkpoints have one format here",
+                           training = "there is no such training here",
+                           context = "there is no context parallelism here",
+                           warmup = "warmup is linear and begins at 0",
+                           kept = "--recompute says what is kept, on the device",
+                           code = "it is part of their program", adamw = "the optimizer is AdamW";
+
+constexpr std::array tiers = {KeyChoice{"none", ""}, KeyChoice{"cpu", "cpu"}, KeyChoice{"nvme", "nvme"}};
+constexpr std::array to_host = {KeyChoice{"true", "cpu"}, KeyChoice{"false", ""}};
+constexpr std::array fp16 = {KeyChoice{"true", "fp16"}, KeyChoice{"false", ""}};
+constexpr std::array bf16 = {KeyChoice{"true", "bf16"}, KeyChoice{"false", ""}};
+constexpr std::array no_master = {KeyChoice{"true", "none"}, KeyChoice{"false", ""}};
+constexpr std::array old_zero = {KeyChoice{"true", "1"}, KeyChoice{"false", ""}};
+constexpr std::array autocast = {KeyChoice{"bfloat16", "bf16"},      KeyChoice{"torch.bfloat16", "bf16"},
+                                 KeyChoice{"bf16", "bf16"},          KeyChoice{"float16", "fp16"},
+                                 KeyChoice{"torch.float16", "fp16"}, KeyChoice{"fp16", "fp16"}};
+constexpr std::array gradients = {KeyChoice{"fp32", "fp32"}, KeyChoice{"bf16", "bf16"},
+                                  KeyChoice{"fp16", "!gradients are kept in fp32 or bf16"}};
+constexpr std::string_view no_schedule = "!there is no such learning-rate schedule here";
+constexpr std::array schedules = {KeyChoice{"WarmupLR", "constant"}, KeyChoice{"WarmupDecayLR", "linear"},
+                                  KeyChoice{"WarmupCosineLR", "cosine"}, KeyChoice{"OneCycle", no_schedule},
+                                  KeyChoice{"LRRangeTest", no_schedule}};
+constexpr std::array last_rates = {KeyChoice{"WarmupLR", ""}, KeyChoice{"WarmupDecayLR", "0"},
+                                   KeyChoice{"WarmupCosineLR", ""}, KeyChoice{"OneCycle", ""},
+                                   KeyChoice{"LRRangeTest", ""}};
+
+constexpr std::array keys = {
+    ForeignKey{"train_batch_size", batch, ""},
+    ForeignKey{"train_micro_batch_size_per_gpu", whole, "micro-batch-size"},
+    ForeignKey{"gradient_accumulation_steps", accumulation, ""},
+    ForeignKey{"gradient_clipping", number, "grad-clip"}, ForeignKey{"steps_per_print", whole, "log-every"},
+    ForeignKey{"prescale_gradients", ignored, mean, "false"},
+    ForeignKey{"gradient_predivide_factor", ignored, mean, "1"},
+    ForeignKey{"sparse_gradients", ignored, training, "false"},
+    ForeignKey{"communication_data_type", ignored, "gradients are sent in --gradient-dtype"},
+    ForeignKey{"seq_parallel_communication_data_type", ignored, context},
+    ForeignKey{"seq_parallel_comm_data_type", ignored, context},
+    ForeignKey{"sequence_parallel_size", ignored, context, "1"},
+    ForeignKey{"data_types.grad_accum_dtype", choice, "gradient-dtype", "", gradients},
+    // Number formats
+    ForeignKey{"fp16.enabled", choice, "dtype", "", fp16},
+    ForeignKey{"fp16.loss_scale", whole, "loss-scale", "0"},
+    ForeignKey{"fp16.initial_scale_power", power_of_two, "initial-loss-scale"},
+    ForeignKey{"fp16.loss_scale_window", whole, "loss-scale-window"},
+    ForeignKey{"fp16.hysteresis", whole, "loss-scale-hysteresis"},
+    ForeignKey{"fp16.consecutive_hysteresis", ignored, "hysteresis begins anew when the scale grows",
+               "false"},
+    ForeignKey{"fp16.min_loss_scale", ignored, "the least loss scale is 1", "1"},
+    ForeignKey{"fp16.auto_cast", ignored, code, "false"}, ForeignKey{"fp16.fused_mode", ignored, code},
+    ForeignKey{"fp16.fp16_master_weights_and_grads", ignored, "master weights are in fp32", "false"},
+    ForeignKey{"bf16.enabled", choice, "dtype", "", bf16},
+    ForeignKey{"bfloat16.enabled", choice, "dtype", "", bf16},
+    ForeignKey{"bf16.bf16_master_weights_and_grads", choice, "master-dtype", "", no_master},
+    ForeignKey{"bf16.bf16_master_weights_and_grads", choice, "gradient-dtype", "", bf16},
+    ForeignKey{"bf16.bf16_optimizer_states", choice, "moments-dtype", "", bf16},
+    ForeignKey{"bf16.*", ignored, code, "false"}, ForeignKey{"torch_autocast.enabled", ignored, code, "true"},
+    ForeignKey{"torch_autocast.dtype", choice, "dtype", "", autocast},
+    ForeignKey{"torch_autocast.*", ignored, code}, ForeignKey{"amp.enabled", choice, "dtype", "", fp16},
+    ForeignKey{"amp.*", ignored, code},
+    // ZeRO
+    ForeignKey{"zero_optimization", choice, "zero-stage", "", old_zero},
+    ForeignKey{"zero_optimization.stage", whole, "zero-stage"},
+    ForeignKey{"zero_optimization.offload_optimizer.device", choice, "offload-optimizer", "", tiers},
+    ForeignKey{"zero_optimization.offload_optimizer.nvme_path", text, "nvme-dir"},
+    ForeignKey{"zero_optimization.offload_optimizer.ratio", ignored, "the whole optimizer state is offloaded",
+               "1"},
+    ForeignKey{"zero_optimization.offload_optimizer.*", ignored, pieces, "false"},
+    ForeignKey{"zero_optimization.offload_param.device", choice, "offload-parameters", "", tiers},
+    ForeignKey{"zero_optimization.offload_param.nvme_path", text, "nvme-dir"},
+    ForeignKey{"zero_optimization.offload_param.*", ignored, pieces, "false"},
+    ForeignKey{"zero_optimization.cpu_offload", choice, "offload-optimizer", "", to_host},
+    ForeignKey{"zero_optimization.cpu_offload_param", choice, "offload-parameters", "", to_host},
+    ForeignKey{"zero_optimization.cpu_offload_params", choice, "offload-parameters", "", to_host},
+    ForeignKey{"zero_optimization.cpu_offload_use_pin_memory", ignored, pieces, "false"},
+    ForeignKey{"zero_optimization.overlap_comm", flag, "overlap-grad-reduce"},
+    ForeignKey{"zero_optimization.mics_shard_size", whole, "zero-shard-size", "-1"},
+    ForeignKey{"zero_optimization.mics_hierarchical_params_gather", ignored, "gathers have one level",
+               "false"},
+    ForeignKey{"zero_optimization.zero_hpz_partition_size", ignored,
+               "there is no second copy of parameters for the backward pass; --zero-shard-size divides all "
+               "state in groups",
+               "0|1"},
+    ForeignKey{"zero_optimization.zero_quantized_weights", ignored, "what ranks send is not quantized",
+               "false"},
+    ForeignKey{"zero_optimization.zero_quantized_nontrainable_weights", ignored,
+               "what ranks send is not quantized", "false"},
+    ForeignKey{"zero_optimization.zero_quantized_gradients", ignored, "what ranks send is not quantized",
+               "false"},
+    ForeignKey{"zero_optimization.zeropp_loco_param.*", ignored, "what ranks send is not quantized"},
+    ForeignKey{"zero_optimization.reduce_scatter", ignored, "gradients are always reduce-scattered", "true"},
+    ForeignKey{"zero_optimization.allgather_partitions", ignored, "parameters are always all-gathered",
+               "true"},
+    ForeignKey{"zero_optimization.contiguous_gradients", ignored, buffers, "true"},
+    ForeignKey{"zero_optimization.allgather_bucket_size", ignored, buffers},
+    ForeignKey{"zero_optimization.reduce_bucket_size", ignored, buffers},
+    ForeignKey{"zero_optimization.sub_group_size", ignored, buffers},
+    ForeignKey{"zero_optimization.stage3_max_live_parameters", ignored, buffers},
+    ForeignKey{"zero_optimization.stage3_max_reuse_distance", ignored, buffers},
+    ForeignKey{"zero_optimization.stage3_param_persistence_threshold", ignored, buffers},
+    ForeignKey{"zero_optimization.stage3_model_persistence_threshold", ignored, buffers},
+    ForeignKey{"zero_optimization.stage3_module_granularity_threshold", ignored, buffers},
+    ForeignKey{"zero_optimization.stage3_allgather_sequential", ignored, buffers, "false"},
+    ForeignKey{"zero_optimization.stage3_partition_stream_chunk_size", ignored, buffers},
+    ForeignKey{"zero_optimization.stage3_prefetch_bucket_size", ignored,
+               "--prefetch-units says how far ahead parameters are gathered"},
+    ForeignKey{"zero_optimization.stage3_use_all_reduce_for_fetch_params", ignored,
+               "parameters are always all-gathered", "false"},
+    ForeignKey{"zero_optimization.use_multi_rank_bucket_allreduce", ignored,
+               "gradients are always reduce-scattered"},
+    ForeignKey{"zero_optimization.round_robin_gradients", ignored, buffers, "false"},
+    ForeignKey{"zero_optimization.stage3_gather_16bit_weights_on_model_save", ignored, files, "false"},
+    ForeignKey{"zero_optimization.stage3_gather_fp16_weights_on_model_save", ignored, files, "false"},
+    ForeignKey{"zero_optimization.elastic_checkpoint", ignored, files, "false"},
+    ForeignKey{"zero_optimization.load_from_fp32_weights", ignored, files, "true"},
+    ForeignKey{"zero_optimization.pipeline_loading_checkpoint", ignored, files, "false"},
+    ForeignKey{"zero_optimization.zenflow.*", ignored, training},
+    ForeignKey{"zero_optimization.leaf_module.*", ignored, code},
+    ForeignKey{"zero_optimization.ignore_unused_parameters", ignored, code, "true"},
+    ForeignKey{"zero_optimization.legacy_stage1", ignored, code, "false"},
+    ForeignKey{"zero_optimization.memory_efficient_linear", ignored, code},
+    ForeignKey{"zero_optimization.override_module_apply", ignored, code},
+    ForeignKey{"zero_optimization.log_trace_cache_warnings", ignored, logs, "false"},
+    ForeignKey{"zero_optimization.enable_sanity_checks", ignored, code, "false"},
+    ForeignKey{"zero_optimization.save_muon_momentum_buffer_in_memory", ignored, adamw, "false"},
+    ForeignKey{"zero_allow_untested_optimizer", ignored, adamw},
+    ForeignKey{"zero_force_ds_cpu_optimizer", ignored, adamw}, ForeignKey{"aio.*", ignored, pieces},
+    // Optimizer and learning rate
+    ForeignKey{"optimizer.type", ignored, adamw, "adamw|adam"},
+    ForeignKey{"optimizer.params.lr", number, "lr"}, ForeignKey{"optimizer.params.betas", betas, "beta1"},
+    ForeignKey{"optimizer.params.eps", number, "eps"},
+    ForeignKey{"optimizer.params.weight_decay", number, "weight-decay"},
+    ForeignKey{"optimizer.params.adam_w_mode", ignored, adamw, "true"},
+    ForeignKey{"optimizer.params.torch_adam", ignored, code},
+    ForeignKey{"optimizer.params.fused", ignored, code},
+    ForeignKey{"optimizer.params.bias_correction", ignored, adamw, "true"},
+    ForeignKey{"optimizer.params.amsgrad", ignored, adamw, "false"},
+    ForeignKey{"optimizer.params.*", ignored, adamw},
+    ForeignKey{"optimizer.legacy_fusion", ignored, code, "false"},
+    ForeignKey{"scheduler.type", choice, "lr-schedule", "", schedules},
+    ForeignKey{"scheduler.type", choice, "min-lr-fraction", "", last_rates},
+    ForeignKey{"scheduler.params.warmup_max_lr", number, "lr"},
+    ForeignKey{"scheduler.params.warmup_num_steps", whole, "warmup-steps"},
+    ForeignKey{"scheduler.params.total_num_steps", whole, "steps"},
+    ForeignKey{"scheduler.params.cos_min_ratio", number, "min-lr-fraction"},
+    ForeignKey{"scheduler.params.warmup_min_lr", ignored, warmup, "0"},
+    ForeignKey{"scheduler.params.warmup_min_ratio", ignored, warmup, "0"},
+    ForeignKey{"scheduler.params.warmup_type", ignored, warmup, "linear"},
+    ForeignKey{"scheduler.params.last_batch_iteration", ignored, code, "-1"},
+    ForeignKey{"scheduler.params.*", ignored, "there is no such learning-rate schedule here"},
+    // Meshes
+    ForeignKey{"tensor_parallel.autotp_size", whole, "tensor-parallel", "0"},
+    ForeignKey{"tensor_parallel.tp_size", whole, "tensor-parallel", "0"},
+    ForeignKey{"tensor_parallel.tp.tp_size", whole, "tensor-parallel"},
+    ForeignKey{"tensor_parallel.tensor_parallel.tp_size", whole, "tensor-parallel"},
+    ForeignKey{"tensor_parallel.*", ignored, code},
+    ForeignKey{"pipeline.*", ignored, "--pipeline-parallel divides the layers into stages"},
+    ForeignKey{"expert_parallel.*", ignored, training},
+    ForeignKey{"use_data_before_expert_parallelism", ignored, training, "false"},
+    // Recomputation
+    ForeignKey{"activation_checkpointing.partition_activations", ignored, kept},
+    ForeignKey{"activation_checkpointing.cpu_checkpointing", ignored, kept},
+    ForeignKey{"activation_checkpointing.number_checkpoints", ignored, kept},
+    ForeignKey{"activation_checkpointing.contiguous_memory_optimization", ignored, buffers},
+    ForeignKey{"activation_checkpointing.synchronize_checkpoint_boundary", ignored, code},
+    ForeignKey{"activation_checkpointing.profile", ignored, logs},
+    // What a run here has not, or has otherwise
+    ForeignKey{"elasticity.*", ignored, training},
+    ForeignKey{"autotuning.*", ignored, "plan --search finds the mesh and the micro-batch"},
+    ForeignKey{"sparse_attention.*", ignored, training}, ForeignKey{"data_efficiency.*", ignored, training},
+    ForeignKey{"curriculum_learning.*", ignored, training},
+    ForeignKey{"compression_training.*", ignored, training},
+    ForeignKey{"weight_quantization.*", ignored, training},
+    ForeignKey{"progressive_layer_drop.*", ignored, training}, ForeignKey{"eigenvalue.*", ignored, training},
+    ForeignKey{"hybrid_engine.*", ignored, training}, ForeignKey{"compile.*", ignored, code},
+    ForeignKey{"graph_harvesting", ignored, code, "false"},
+    ForeignKey{"disable_allgather", ignored, code, "false"},
+    ForeignKey{"dataloader_drop_last", ignored, "steps have whole batches only"},
+    ForeignKey{"vocabulary_size", ignored, "the model has a vocabulary"},
+    ForeignKey{"checkpoint.*", ignored, files}, ForeignKey{"nebula.*", ignored, files},
+    ForeignKey{"datastates.*", ignored, files}, ForeignKey{"wall_clock_breakdown", ignored, logs, "false"},
+    ForeignKey{"memory_breakdown", ignored, logs, "false"}, ForeignKey{"dump_state", ignored, logs, "false"},
+    ForeignKey{"log_level", ignored, logs}, ForeignKey{"timers.*", ignored, logs},
+    ForeignKey{"flops_profiler.*", ignored, logs}, ForeignKey{"comms_logger.*", ignored, logs},
+    ForeignKey{"tensorboard.*", ignored, logs}, ForeignKey{"wandb.*", ignored, logs},
+    ForeignKey{"comet.*", ignored, logs}, ForeignKey{"csv_monitor.*", ignored, logs}};
+
+}  // namespace
+
+std::span<const ForeignKey> deepspeed_keys() { return keys; }
+
+}  // namespace llmc
