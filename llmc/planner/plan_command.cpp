@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
+#include <iostream>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <string>
@@ -18,6 +19,7 @@
 #include "llmc/core/error.h"
 #include "llmc/core/standard_streams.h"
 #include "llmc/io/files.h"
+#include "llmc/planner/configure.h"
 #include "llmc/planner/foreign_options.h"
 #include "llmc/planner/levers.h"
 #include "llmc/planner/plan_report.h"
@@ -122,7 +124,8 @@ int failed(const std::string& error) {
 
 std::optional<int> plan_command(int argc, const char* const* argv) {
     const std::span words(argv, static_cast<std::size_t>(argc));
-    const bool is_plan = argc > 1 && std::string_view(argv[1]) == "plan";
+    const auto is_called = [&](std::string_view command) { return argc > 1 && argv[1] == command; };
+    const bool asks = is_called("configure"), is_plan = asks || is_called("plan");
     if (!is_plan && (!may_print(words) || is_in_job())) return std::nullopt;
     fill_standard_streams();
     std::vector<std::string> arguments(words.begin(), words.end());
@@ -130,6 +133,9 @@ std::optional<int> plan_command(int argc, const char* const* argv) {
     ForeignOptions foreign;
     try {
         if (is_plan) arguments.erase(arguments.begin() + 1);
+        if (asks && (arguments.size() > 1 || launched_processes()))
+            user_error("configure asks at a terminal: it takes no options, and no launcher starts it");
+        if (asks) arguments = ask_for_plan(arguments[0], std::cin, console);
         const auto processes = is_plan ? std::nullopt : launched_processes();
         if (processes) arguments.push_back("--processes=" + *processes);
         foreign = with_foreign_options(std::move(arguments));

@@ -1,5 +1,5 @@
-// The commands that answer in one process, without starting or joining others: `./train_gpt plan`, and the options that
-// print what a run would do.
+// The commands that answer in one process, without starting or joining others: `./train_gpt plan`, `configure`, which
+// asks for the options of a plan, and the options that print what a run would do.
 #pragma once
 
 #include <optional>

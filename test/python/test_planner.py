@@ -57,7 +57,7 @@ IMPOSSIBLE = {
     "interleaved": ["--gpus=2", "--pipeline-parallel=2", "--pipeline-schedule=interleaved", "--micro-batch-size=8", "--global-batch-tokens=512"],
     "chunks": ["--gpus=4", "--pipeline-parallel=4", "--pipeline-schedule=interleaved", "--virtual-stages=2"],
     "shards": ["--gpus=6", "--zero-stage=1", "--zero-shard-size=4"],
-    "a stage without layers": ["--gpus=4", "--layers=24", "--pipeline-parallel=4", "--pipeline-layers=8,8,8,0"],
+    "a stage without layers": ["--gpus=4", "--layers=24", "--pipeline-parallel=4", "--pipeline-layers=8,0,8,8"],
     "channels of a norm": ["--gpu=H100", "--channels=20480", "--heads=160", "--dtype=bf16"],
     "passes": ["--gpu=H100", "--global-batch-tokens=67108864", "--micro-batch-size=1"],
     "memory": ["--model=llama3-8b", "--gpus=8", "--gpu=H100"],
@@ -77,8 +77,8 @@ def test_a_change_mends_what_a_run_breaks(options):
 
 
 def test_the_nearest_split_of_layers():
-    made, _ = plan("--gpus=4", "--layers=24", "--pipeline-parallel=4", "--pipeline-layers=8,8,8,0")
-    assert made["why_not"][0]["change"] == "--pipeline-layers 8,8,7,1"
+    made, _ = plan("--gpus=4", "--layers=24", "--pipeline-parallel=4", "--pipeline-layers=8,0,8,8")
+    assert made["why_not"][0]["change"] == "--pipeline-layers 7,1,8,8"
 
 
 @pytest.mark.parametrize("options", [["--zero-stage=3"], ["--zero-stage=2", "--tensor-parallel=8", "--pipeline-parallel=16", "--recompute=block"],
