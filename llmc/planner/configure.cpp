@@ -19,8 +19,8 @@ class Questions {
     Questions(std::istream& answers, Console& console, std::string program)
         : answers_(answers), console_(console), arguments_{std::move(program)} {}
 
-    // Asks until the plan's command line takes the answer as the value of the option, and returns it. An empty answer is
-    // the default; an empty default leaves the option out.
+    // Asks until the plan's command line takes the answer as the value of the option, and returns it. An empty answer
+    // is the default; an empty default leaves the option out.
     std::string ask(std::string_view question, std::string_view option, std::string_view by_default) {
         for (;;) {
             console_.text(fmt::format("{} [{}]: ", question, by_default.empty() ? "none" : by_default));

@@ -72,8 +72,8 @@ Line parse(std::string_view text) {
     if (label == json.end()) user_error("no \"label\" (those of the test set are not public)");
     // Some copies of the examples have it as a text.
     const auto number = label->is_number_unsigned() ? std::optional(label->get<std::uint64_t>())
-                        : label->is_string() ? whole_number<std::uint64_t>(label->get<std::string>())
-                                             : std::nullopt;
+                        : label->is_string()        ? whole_number<std::uint64_t>(label->get<std::string>())
+                                                    : std::nullopt;
     if (!number || *number >= HellaSwag::endings)
         user_error("\"label\" is not 0 to {}", HellaSwag::endings - 1);
     return {*ctx, *endings, *number};

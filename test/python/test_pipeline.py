@@ -71,7 +71,7 @@ def test_a_first_or_last_stage_without_layers(tied, tmp_path):
     options = [*SMALL, f"--tied-head={str(tied).lower()}", "--steps=4", "--reduce-every=micro-batch", "--sample-tokens=20", "--temperature=0",
                "--lr-schedule=constant"]
     layers = {"interleaved": ["0,2,2,0", "1,1,2,0"], "breadth-first": ["2,1,1,0", "0,1,1,2"]}
-    usual, results, out = train(tmp_path / "usual", *options, *mesh(2))
+    _, results, out = train(tmp_path / "layers", *options, *mesh(2))
     for number, [order] in enumerate(ORDERS):
         kinds = layers.get(order.partition("=")[2], ["4,0", "0,4"])
         for which, counts in enumerate(kinds):

@@ -208,8 +208,8 @@ namespace {
 // The first chunk may have the table alone, and the last one the head.
 bool needs_layer(std::size_t chunk, std::size_t chunks) { return chunk > 0 && chunk + 1 < chunks; }
 
-// The split nearest to `counts` that gives every chunk a layer that needs one: an empty one takes a layer of the nearest
-// chunk that has several. Nothing if the counts do not add up to the layers.
+// The split nearest to `counts` that gives a layer to every chunk that needs one: it takes a layer of the nearest chunk
+// that has several. Nothing if the counts do not add up to the layers.
 std::optional<std::vector<int>> without_empty_chunks(std::vector<int> counts, int layers) {
     if (std::accumulate(counts.begin(), counts.end(), std::int64_t{0}) != layers) return std::nullopt;
     for (std::size_t empty = 0; empty < counts.size(); ++empty) {
