@@ -227,7 +227,7 @@ void take_files(Data& data, const std::string& pattern, const Found& found, cons
     note_bytes(data, pattern, found, source, vocabulary);
     note_narrow_tokens(data, pattern, found, vocabulary, option);
     if (found.text) {
-        const std::string note = note_on_nul_bytes(pattern, found.text->bytes);
+        const std::string note = note_if_no_text(pattern, found.text->bytes);
         if (!note.empty()) data.notes.push_back(note);
     }
     if (found.has_mark)

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "llmc/core/error.h"
+#include "llmc/core/text.h"
 #include "llmc/data/token_source.h"
 
 namespace llmc {
@@ -87,9 +88,16 @@ void require_text(const std::string& path, Bytes bytes, const std::string& optio
             option, path, encoding.substr(0, 6), encoding);
 }
 
-std::string note_on_nul_bytes(const std::string& path, Bytes bytes) {
-    if (beginning(bytes).find('\0') == std::string_view::npos) return "";
-    return fmt::format("{} has NUL bytes, so it may be no text; its bytes are read as they are", path);
+std::string note_if_no_text(const std::string& path, Bytes bytes) {
+    std::string_view begin = beginning(bytes);
+    const bool has_nul = begin.find('\0') != std::string_view::npos;
+    // Its last character may be cut.
+    constexpr std::size_t longest_character = 4;
+    if (begin.size() < bytes.size())
+        for (std::size_t cut = 1; cut < longest_character && !is_utf8(begin); ++cut) begin.remove_suffix(1);
+    if (!has_nul && is_utf8(begin)) return "";
+    return fmt::format("{} {}, so it may be no text; its bytes are read as they are", path,
+                       has_nul ? "has NUL bytes" : "is not valid UTF-8");
 }
 
 }  // namespace llmc

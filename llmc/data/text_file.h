@@ -12,7 +12,7 @@ namespace llmc {
 // in UTF-16 or UTF-32. The message begins with `option` ("--train-data").
 void require_text(const std::string& path, std::span<const std::uint8_t> bytes, const std::string& option);
 
-// A note if the file has NUL bytes near its beginning, which texts have not; empty otherwise.
-std::string note_on_nul_bytes(const std::string& path, std::span<const std::uint8_t> bytes);
+// A note if the file has NUL bytes near its beginning, or bytes that are no UTF-8; empty otherwise.
+std::string note_if_no_text(const std::string& path, std::span<const std::uint8_t> bytes);
 
 }  // namespace llmc

@@ -57,7 +57,7 @@ constexpr std::int64_t largest_size = 1 << 10;
 
 bool fits_model(const MeshSizes& sizes, const Limits& model) {
     const std::int64_t chunks = sizes.pipeline * sizes.virtual_stages;
-    return chunks <= model.layers &&
+    return chunks <= model.layers + sizes.chunks_without_layers &&
            std::ranges::all_of(model.shared, [&](const Piece& of) { return of.suits(sizes.tensor); }) &&
            (!sizes.sequence_parallel || model.sequence_length % sizes.tensor == 0);
 }
@@ -177,7 +177,7 @@ void check_mesh_sizes(const MeshSizes& sizes, const Model& whole_model) {
     const Limits model(whole_model);
     const std::int64_t P = sizes.pipeline, R = sizes.tensor;
     const auto advice = [&](Size size) { return advice_on(sizes, size, model); };
-    if (P > 1 && P > model.layers) {
+    if (P > 1 && P > model.layers + sizes.chunks_without_layers) {
         refuse({"a layer for each pipeline stage", P, model.layers, nearest_options(sizes, model)},
                "--pipeline-parallel {} needs a layer for each stage, but --layers is {}; {}", P, model.layers,
                sizes.processes ? advice(&MeshSizes::pipeline)

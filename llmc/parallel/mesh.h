@@ -44,14 +44,16 @@ struct Mesh {
 
 struct MeshSizes {
     std::optional<std::int64_t> processes{};  // unset: as many as the mesh needs
-    std::int64_t pipeline = 1, virtual_stages = 1, tensor = 1;
+    std::int64_t pipeline = 1, virtual_stages = 1;
+    std::int64_t chunks_without_layers = 0;  // by --pipeline-layers
+    std::int64_t tensor = 1;
     bool sequence_parallel = false;
     // Sequences in the global batch, which data-parallel ranks share. Suggested sizes divide it, if any do.
     std::optional<std::int64_t> batch_sequences{};
 };
 
 // Whether a mesh fits. The processes divide into stages, and each stage into tensor-parallel groups. Each
-// chunk has a layer. The tensor-parallel ranks divide the heads, and with sequence parallelism also the
+// chunk has a layer that needs one. The tensor-parallel ranks divide the heads, and with sequence parallelism also the
 // tokens.
 bool fits(const MeshSizes& sizes, const Model& model);
 

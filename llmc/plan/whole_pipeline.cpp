@@ -51,7 +51,7 @@ void check_chunks_of(const RunSpec& spec) {
     check_chunks({.schedule = spec.pipeline_schedule,
                   .stages = spec.mesh.pipeline,
                   .virtual_stages = spec.virtual_stages},
-                 spec.model.layers());
+                 spec.model.layers() + chunks_without_layers(spec.pipeline_layers));
 }
 
 }  // namespace
@@ -59,6 +59,7 @@ void check_chunks_of(const RunSpec& spec) {
 void check_sizes_of(const RunSpec& spec) {
     check_mesh_sizes({.pipeline = spec.mesh.pipeline,
                       .virtual_stages = spec.virtual_stages,
+                      .chunks_without_layers = chunks_without_layers(spec.pipeline_layers),
                       .tensor = spec.mesh.tensor,
                       .sequence_parallel = spec.mesh.sequence_parallel},
                      spec.model);

@@ -25,10 +25,12 @@ class Questions {
         for (;;) {
             console_.text(fmt::format("{} [{}]: ", question, by_default.empty() ? "none" : by_default));
             std::string answer;
-            if (!std::getline(answers_, answer))
+            if (!std::getline(answers_, answer)) {
+                console_.text("\n");
                 user_error(
                     "configure: the answers end before the last question; answer all, or give options to "
                     "plan");
+            }
             const std::size_t begin = answer.find_first_not_of(" \t\r");
             answer = begin == std::string::npos
                          ? std::string(by_default)

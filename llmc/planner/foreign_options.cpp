@@ -190,7 +190,7 @@ std::vector<std::string> notes_of(const ForeignConfig& config) {
     for (const auto& [reason, keys] : config.ignored)
         notes.push_back(fmt::format("ignored: {} ({})", listed(keys), reason));
     if (!config.unknown.empty()) notes.push_back(fmt::format("unknown keys: {}", listed(config.unknown)));
-    for (std::string& note : notes) note = fmt::format("{}: {}", config.file, note);
+    for (std::string& note : notes) note = fmt::format("{}: {}", config.file, one_line(note));
     return notes;
 }
 

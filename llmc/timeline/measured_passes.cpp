@@ -177,20 +177,25 @@ std::vector<MeasuredPass> measured_passes(const Step& step, const PipelineSpec& 
             before += time_of(place).end - time_of(place).begin;
         }
     }
-    // A pass with nothing to do took no time.
-    const std::vector<std::vector<Pass>> order = pipeline_passes(spec);
-    double end = 0;
-    for (const Pass& pass : order[static_cast<std::size_t>(step.stage)]) {
-        MeasuredPass& measured = passes[spec.index_of(pass)];
-        if (measured.end == 0 && pass.kind == PassKind::backward_weight) measured.begin = measured.end = end;
-        end = measured.end;
-    }
     for (int place = 0; place < std::ssize(step.actions); ++place) {
         const Action& action = step.actions[static_cast<std::size_t>(place)];
         if (!is_receipt(action)) continue;
         MeasuredPass& measured = passes[spec.index_of(receiving_pass(step, spec, action))];
         measured.awaited = time_of(place).begin;
         measured.arrived = time_of(place).end;
+    }
+    // A pass with nothing to do took no time: the second half of a backward pass that is not split, or the forward pass
+    // of a stage that has the head alone, whose backward pass includes it.
+    const std::vector<std::vector<Pass>> order = pipeline_passes(spec);
+    double end = 0;
+    for (const Pass& pass : order[static_cast<std::size_t>(step.stage)]) {
+        MeasuredPass& measured = passes[spec.index_of(pass)];
+        const Chunk& chunk = step.part.chunks[static_cast<std::size_t>(pass.chunk / spec.stages)];
+        const bool may_be_empty =
+            pass.kind == PassKind::backward_weight || (pass.kind == PassKind::forward && chunk.layers() == 0);
+        if (measured.end == 0 && may_be_empty)
+            measured.begin = measured.end = std::max(end, measured.arrived);
+        end = measured.end;
     }
     return passes;
 }

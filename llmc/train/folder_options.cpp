@@ -35,8 +35,13 @@ Json config_of(const Options& options) {
 }
 
 bool has(const Json& config, const char* key) { return config.contains(key) && !config[key].is_null(); }
-bool has_dtype(const Json& config) {
-    return std::ranges::any_of(dtype_keys, [&](const char* key) { return has(config, key); });
+// Our name of the dtype that config.json names; "auto" names none.
+std::optional<std::string> dtype_in(const Json& config) {
+    for (const char* key : dtype_keys) {
+        for (const auto& [ours, theirs] : dtypes)
+            if (has(config, key) && config[key] == theirs) return ours;
+    }
+    return std::nullopt;
 }
 
 // Hugging Face's name of a dtype.
@@ -102,7 +107,7 @@ void take_folder(Options& options, const ModelFolder& folder) {
 // It is kept in config.json, and so in checkpoints: a run that goes on does not read the weights of --init.
 void take_dtype(Options& options, DType weights) {
     Json config = config_of(options);
-    if (!options.folder || has_dtype(config)) return;
+    if (!options.folder || dtype_in(config)) return;
     config["torch_dtype"] = name_in_config(name_of(weights));
     options.folder->config = config.dump();
 }
@@ -138,7 +143,7 @@ std::string exported_config(const Options& options) {
         config[positions] = options.sequence_length();
     // Older and newer versions of the library read another one.
     const std::string dtype = name_in_config(exported_dtype(options));
-    if (!has_dtype(config)) config["torch_dtype"] = dtype;
+    if (!dtype_in(config)) config["torch_dtype"] = dtype;
     for (const char* key : dtype_keys) {
         if (has(config, key)) config[key] = dtype;
     }
@@ -147,14 +152,7 @@ std::string exported_config(const Options& options) {
 
 std::string exported_dtype(const Options& options) {
     if (!options.export_dtype.empty()) return options.export_dtype;
-    const Json config = config_of(options);
-    for (const char* key : dtype_keys) {
-        if (!config.contains(key)) continue;
-        for (const auto& [ours, theirs] : dtypes) {
-            if (config[key] == theirs) return ours;
-        }
-    }
-    return "fp32";
+    return dtype_in(config_of(options)).value_or("fp32");
 }
 
 }  // namespace llmc

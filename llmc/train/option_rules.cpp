@@ -1,3 +1,4 @@
+#include "llmc/parallel/pipeline/pipeline_partition.h"
 #include "llmc/train/settings.h"
 
 #include <fmt/format.h>
@@ -393,6 +394,7 @@ Mesh Options::mesh(int processes, int rank) const {
     check_mesh_sizes({.processes = are_planned ? std::nullopt : std::optional<std::int64_t>(processes),
                       .pipeline = pipeline_parallel,
                       .virtual_stages = has_chunk_for_each_layer ? 1 : chunks_of_stage(),
+                      .chunks_without_layers = chunks_without_layers(pipeline_layers),
                       .tensor = tensor_parallel,
                       .sequence_parallel = sequence_parallel,
                       .batch_sequences = global_batch_tokens.value_or(0) / sequence_length()},

@@ -86,13 +86,18 @@ std::string pipeline_text(const RunPlan& plan) {
 
 // "embedding, layers 0 to 2, 6, head".
 std::string part_text(const StagePart& part) {
-    std::string text = part.takes_tokens() ? "embedding, layers " : "layers ";
+    std::vector<std::string> texts;
+    if (part.takes_tokens()) texts.emplace_back("embedding");
+    std::string_view before = "layers ";
     for (const Chunk& chunk : part.chunks) {
-        text += &chunk == part.chunks.data() ? "" : ", ";
-        text += chunk.layers() == 1 ? std::to_string(chunk.first_layer)
-                                    : fmt::format("{} to {}", chunk.first_layer, chunk.end_layer - 1);
+        if (chunk.layers() == 0) continue;
+        texts.push_back(chunk.layers() == 1
+                            ? fmt::format("{}{}", before, chunk.first_layer)
+                            : fmt::format("{}{} to {}", before, chunk.first_layer, chunk.end_layer - 1));
+        before = "";
     }
-    return text + (part.makes_losses() ? ", head" : "");
+    if (part.makes_losses()) texts.emplace_back("head");
+    return fmt::format("{}", fmt::join(texts, ", "));
 }
 
 std::string validation_text(const PreparedRun& run) {

@@ -25,8 +25,7 @@ bool may_differ(std::string_view name) {
     return std::ranges::find(names, name) != names.end();
 }
 
-// A value as it follows the name of its option. Machines may have the same file in different places; data are compared
-// when they are read (same_data.h).
+// A value as it follows the name of its option. Machines may have the same file in different places.
 template <class T>
 std::string shown(std::string_view name, const T& value, const Help& help) {
     if constexpr (is_switch<T>) {
@@ -37,18 +36,28 @@ std::string shown(std::string_view name, const T& value, const Help& help) {
     }
 }
 
-// What follows the name of each option that was given, and of those of the architecture, which a folder may give too.
-// (Not with --resume: a checkpoint may appear after one rank has looked for it and before another does.)
+// Whether a file or folder on one rank alone would change what the ranks do. Data are compared when they are read
+// (same_data.h), and results are rank 0's.
+bool is_needed_by_all(std::string_view name) {
+    constexpr std::array names = {"init", "eval-hellaswag", "export"};
+    return std::ranges::find(names, name) != names.end();
+}
+
+// What follows the name of each mode that was given, and of each setting: its value, given or not. A checkpoint may
+// appear after one rank has looked for it and before another does, so with --resume only given settings are compared.
 nlohmann::json options_of_rank(const Options* options) {
     if (options == nullptr) return {{"help or --version", ""}};
     const Options& o = *options;
     auto found = nlohmann::json::object();
     for (const std::string& name : o.given)
         if (!may_differ(name)) found[name] = "";
+    const bool resumes = o.resume || o.resume_if_any;
     for_each_setting(o, no_group, [&](const char* name, const auto& value, const Help& help, const Choices&) {
-        const bool is_compared =
-            o.given.contains(name) || o.lines.contains(name) || (o.model_options.contains(name) && !o.resume);
-        if (is_compared && !may_differ(name) && !is_unset(value)) found[name] = shown(name, value, help);
+        found.erase(name);
+        if (may_differ(name) || is_unset(value)) return;
+        if (resumes && !o.given.contains(name) && !o.lines.contains(name)) return;
+        const bool is_path = name != std::string_view("model") && is_name_of_file(name, help);
+        if (!is_path || is_needed_by_all(name)) found[name] = shown(name, value, help);
     });
     // Names that stand for other values.
     if (found.contains("model"))

@@ -95,6 +95,14 @@ def test_three_stages_of_which_two_have_no_layers(tmp_path):
     assert runs[1] == runs[0] and runs[2] == runs[0]
 
 
+def test_more_stages_than_layers(tmp_path):
+    options = ["--layers=2", "--micro-batch-size=3", "--global-batch-tokens=384", "--steps=3", "--sample-tokens=0"]
+    _, results, _ = train(tmp_path / "two", *options, *mesh(2), ranks=2)
+    for number, (stages, more) in enumerate([(3, ["--pipeline-layers=1,1,0"]), (4, ["--pipeline-layers=0,1,1,0"]),
+                                             (2, ["--pipeline-layers=0,1,1,0", "--virtual-stages=2", "--pipeline-schedule=breadth-first"])]):
+        assert train(tmp_path / str(number), *options, *mesh(stages), *more, ranks=stages)[1] == results
+
+
 LAYER_BY_LAYER = ["--pipeline-schedule=breadth-first"]
 
 

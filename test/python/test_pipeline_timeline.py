@@ -106,6 +106,22 @@ def test_is_expected_without_processes(name, tmp_path):
     assert f"note: the timeline is in {tmp_path}/pipeline-estimated.svg" in out
 
 
+@pytest.mark.parametrize("options", [["--pipeline-layers=4,0"], ["--pipeline-layers=0,4", "--pipeline-schedule=zb-h1"],
+                                     ["--pipeline-layers=4,0", "--pipeline-schedule=naive"],
+                                     ["--pipeline-layers=0,2,2,0", "--pipeline-schedule=interleaved", "--virtual-stages=2"]], ids=" ".join)
+def test_a_stage_without_layers_is_measured(options, tmp_path):
+    """The forward pass of the head alone has nothing to do: its backward pass includes it. --verbose names what a stage has."""
+    out = program.run(*MODEL, *QUIET, *options, "--pipeline-parallel=2", "--steps=2", "--pipeline-timeline", "--verbose", f"--out-dir={tmp_path}",
+                      ranks=2).stdout
+    for name in ("pipeline-measured", "pipeline-simulated"):
+        passes, _ = drawn(tmp_path, name)
+        assert len(passes) == (3 if "zb-h1" in options[-1] else 2) * 6 * (4 if len(options) > 2 else 2)
+    parts = {"4,0": ["embedding, layers 0 to 3", "head"], "0,4": ["embedding", "layers 0 to 3, head"], "0,2,2,0": ["embedding, layers 2 to 3", "layers 0 to 1, head"]}
+    text = " ".join(out.split())
+    for part in parts[options[0].partition("=")[2]]:
+        assert f" {part}" in text, part
+
+
 def test_goes_where_results_go(tmp_path):
     command = [program.ROOT / program.PROGRAM, *MODEL, "--pipeline-parallel=4", "--steps=0", "--pipeline-timeline"]
     for _ in range(2):

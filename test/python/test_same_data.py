@@ -72,22 +72,21 @@ TEXT_OF = ["--generate", "--init=old", "--sample-tokens=1"]
 # For each case: the options of two ranks, and what the message says that they have.
 OTHER_OPTIONS = {
     "lr": ([*RUN, "--lr=1e-3"], [*RUN, "--lr=1e-4"], "--lr 0.001", "--lr 0.0001"),
-    "seed": (RUN, [*RUN, "--seed=7"], "no --seed", "--seed 7"),
+    "seed": (RUN, [*RUN, "--seed=7"], "--seed 1", "--seed 7"),
     "dtype": ([*RUN, "--dtype=bf16"], [*RUN, "--dtype=fp32"], "--dtype bf16", "--dtype fp32"),
     "precision": ([*RUN, "--precision=bf16"], RUN, "--precision bf16", "no --precision"),
     "weight decay": ([*RUN, "--weight-decay=0"], [*RUN, "--weight-decay=0.2"], "--weight-decay 0", "--weight-decay 0.2"),
     "configurations": ([*RUN, "--config=a.toml"], [*RUN, "--config=b.toml"], "--beta2 0.9", "--beta2 0.99"),
     "an option beside a configuration": ([*RUN, "--config=a.toml"], [*RUN, "--config=a.toml", "--beta1=0.7"], "--beta1 0.8", "--beta1 0.7"),
     "steps": (RUN, [*RUN, "--steps=3"], "--steps 2", "--steps 3"),
-    "ZeRO": (RUN, [*RUN, "--zero-stage=3"], "no --zero-stage", "--zero-stage 3"),
+    "ZeRO": (RUN, [*RUN, "--zero-stage=3"], "--zero-stage 0", "--zero-stage 3"),
     "strategies of FSDP": ([*RUN, "--zero-stage=FULL_SHARD"], [*RUN, "--zero-stage=HYBRID_SHARD"], "--zero-stage 3", "--zero-stage HYBRID_SHARD"),
-    "a switch": (RUN, [*RUN, "--overlap-grad-reduce=false"], "no --overlap-grad-reduce", "--overlap-grad-reduce=false"),
+    "a switch": (RUN, [*RUN, "--overlap-grad-reduce=false"], "--overlap-grad-reduce", "--overlap-grad-reduce=false"),
     "a text": ([*RUN, "--prompt=A cat"], [*RUN, "--prompt=A dog"], "--prompt 'A cat'", "--prompt 'A dog'"),
-    "a time limit": (RUN, [*RUN, "--comm-timeout=5"], "no --comm-timeout", "--comm-timeout 5"),
-    "models": ([*RUN, "--model=gpt2"], RUN, "--model gpt2", "no --model"),
+    "a time limit": (RUN, [*RUN, "--comm-timeout=5"], "--comm-timeout 600", "--comm-timeout 5"),
+    "models": ([*RUN, "--model=gpt2"], RUN, "--model gpt2", "--model tiny"),
     "sizes": (RUN, [*RUN, "--layers=2"], "--layers 1", "--layers 2"),
     "weights": (RUN, [*RUN, "--init=old"], "no --init", "--init FILE"),
-    "data": (RUN, [*RUN, "--train-data=d/text.txt"], "no --train-data", "--train-data FILE"),
     "a checkpoint": (RUN, [*RUN, "--resume=old"], "no --resume", "--resume"),
     "the newest checkpoint": ([*RUN, "--resume=old"], [*RUN, "--resume-if-any"], "--resume", "no --resume"),
     "a run to replace": (RUN, [*RUN, "--overwrite"], "no --overwrite", "--overwrite"),
@@ -142,11 +141,12 @@ def test_a_wrong_option_of_a_process(place):
 
 
 def test_what_may_differ(place, tmp_path):
-    """Names of files that are the same, the place and the form of a value, and what is printed."""
+    """Names of files that are the same, the place and the form of a value, a default that is given, and what is printed."""
     (tmp_path / "text").write_bytes((place / "d/text.txt").read_bytes())
-    ended = end_of(place, [*MODEL, "--config=a.toml", "--lr=1e-3", f"--out-dir={tmp_path}/run", "--train-data=d/text.txt", "--verbose"],
+    ended = end_of(place, [*MODEL, "--config=a.toml", "--lr=1e-3", f"--out-dir={tmp_path}/run", "--train-data=d/text.txt", "--verbose",
+                    "--seed=1", "--model=tiny", "--tf32=false", "--pipeline-parallel=1"],
                    [*MODEL, "--beta1=0.80", "--beta2=9e-1", "--steps=3", "--lr=0.001", f"--out-dir={tmp_path}/other", f"--train-data={tmp_path}/text",
-                    "--log-every=1"])
+                    "--log-every=1", f"--metrics={tmp_path}/metrics.jsonl"])
     assert (ended.statuses, ended.err) == ([0, 0], "")
     assert program.Run(tmp_path / "run").column("step") == [1, 2, 3] and not (tmp_path / "other").exists()
 

@@ -312,6 +312,8 @@ MESHES = [
     Case("too few numbers of layers", [*STAGES, "--pipeline-layers=2"], ["--pipeline-layers 2 has 1 number", "2 chunks",
                                                                          "try --pipeline-layers 1,1"], ranks=(2,)),
     Case("too many layers", [*STAGES, "--pipeline-layers=1,2"], ["adds up to 3 layers, but --layers is 2"], ranks=(2,)),
+    Case("fewer layers for the chunks than they need", ["--layers=2", "--pipeline-parallel=3", "--pipeline-layers=0,3,0"],
+         ["adds up to 3 layers, but --layers is 2; try --pipeline-layers 1,1,0"], ranks=(3,)),
     Case("a stage between others without layers", ["--layers=3", "--pipeline-parallel=3", "--pipeline-layers=2,0,1"],
          ["gives chunk 2 no layer, which only the first and the last may lack; try --pipeline-layers 1,1,1"], ranks=(3,)),
     Case("layers that are no number", [*STAGES, "--pipeline-layers=1;1"], ["has '1;1' instead of a number of layers"], ranks=(2,)),

@@ -282,6 +282,20 @@ TEST_F(DataFiles, NotesNulBytes) {
     }
 }
 
+// UTF-16 without a mark and without ASCII, and Latin-1. A character may be cut where the note ends to look.
+TEST_F(DataFiles, NotesOtherEncodings) {
+    using namespace std::string_literals;
+    const std::string note = " is not valid UTF-8, so it may be no text; its bytes are read as they are";
+    for (const std::string& bytes : {"\x49\x6c\x57\x5b\x4b\x6d\xd5\x8b"s, "caf\xe9 au lait"s})
+        EXPECT_EQ(open(write("n.txt", bytes), write("v.txt", "abc")).notes,
+                  (std::vector<std::string>{path("n.txt") + note}));
+    for (std::size_t before = 0; before < 4; ++before) {
+        std::string text =
+            std::string((1 << 16) - 3 + before - 3, 'x') + "\xf0\x9f\x99\x82" + std::string(50, 'y');
+        EXPECT_TRUE(open(write("n.txt", text), write("v.txt", "abc")).notes.empty()) << before;
+    }
+}
+
 TEST_F(DataFiles, NamesOfShardsMayBeInCapitals) {
     const Data data = open(write_shard16("X.BIN", {1, 2, 3, 4}), write_shard32("V.Bin", {5, 6}));
     EXPECT_EQ(read_all(*data.training, 0), (std::vector<std::int32_t>{1, 2, 3, 4}));

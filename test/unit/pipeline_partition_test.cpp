@@ -190,6 +190,11 @@ TEST(PipelinePartition, AListGivenByHand) {
         EXPECT_NE(refused(text).find("instead of a number of layers"), std::string::npos) << text;
     EXPECT_NE(refused("2147483647,2147483647,2147483647,27").find("adds up to"), std::string::npos);
     EXPECT_EQ(counts_of(parse_pipeline_layers("0,12,12,0", 24, 4, 4, {})), (std::vector{0, 12, 12, 0}));
+    EXPECT_EQ(counts_of(parse_pipeline_layers("0,1,1,0", 2, 4, 4, {})), (std::vector{0, 1, 1, 0}));
+    EXPECT_THROW(parse_pipeline_layers("0,1,2,0", 2, 4, 4, {}), UserError);
+    for (const auto& [text, without] :
+         {std::pair("0,3", 1), {"3,0", 1}, {"0,3,0", 2}, {"10,1,20", 0}, {"", 0}, {"0", 0}})
+        EXPECT_EQ(chunks_without_layers(text), without) << text;
     EXPECT_EQ(
         refused("24,0,0,0"),
         "--pipeline-layers 24,0,0,0 gives chunk 2 no layer, which only the first and the last may lack; try "

@@ -228,7 +228,20 @@ std::optional<std::vector<int>> without_empty_chunks(std::vector<int> counts, in
     return counts;
 }
 
+// A split of which a message gives an example. With fewer layers than chunks, the last chunk has none, then the first.
+std::vector<int> example_counts(int layers, int chunks, int stages, const PartCosts& costs) {
+    if (layers >= chunks) return balanced_counts(layers, chunks, stages, costs);
+    std::vector<int> counts(static_cast<std::size_t>(chunks), 1);
+    counts.back() = 0;
+    if (layers + 1 < chunks) counts.front() = 0;
+    return counts;
+}
+
 }  // namespace
+
+int chunks_without_layers(std::string_view text) {
+    return (text.starts_with("0,") ? 1 : 0) + (text.ends_with(",0") ? 1 : 0);
+}
 
 std::vector<BlockRange> parse_pipeline_layers(std::string_view text, int layers, int chunks, int stages,
                                               const PartCosts& costs) {
@@ -239,7 +252,7 @@ std::vector<BlockRange> parse_pipeline_layers(std::string_view text, int layers,
         if (counts.size() == static_cast<std::size_t>(chunks)) nearest = without_empty_chunks(counts, layers);
         const std::string change =
             fmt::format("--pipeline-layers {}",
-                        fmt::join(nearest ? *nearest : balanced_counts(layers, chunks, stages, costs), ","));
+                        fmt::join(nearest ? *nearest : example_counts(layers, chunks, stages, costs), ","));
         refuse({rule.rule, rule.value, rule.limit, change}, "--pipeline-layers {} {}; try {}", one_line(text),
                why, change);
     };
@@ -250,7 +263,7 @@ std::vector<BlockRange> parse_pipeline_layers(std::string_view text, int layers,
             user_error(
                 "--pipeline-layers {} has '{}' instead of a number of layers; try --pipeline-layers {}",
                 one_line(text), one_line(word),
-                fmt::join(balanced_counts(layers, chunks, stages, costs), ","));
+                fmt::join(example_counts(layers, chunks, stages, costs), ","));
         counts.push_back(*count);
         sum += *count;
         if (word.size() == rest.size()) break;

@@ -58,6 +58,9 @@ struct BlockRange {
 // chunks (check_chunks refuses that).
 std::vector<BlockRange> stages_of_layers(int layers, int chunks, int stages, const PartCosts& costs);
 
+// How many chunks a split that the user gave leaves without blocks, which only the first and the last may be.
+int chunks_without_layers(std::string_view text);
+
 // Parses a split that the user gave as numbers of blocks, one per chunk, in the order of the model:
 // "7,6,6,5". Throws a UserError that names the option and a valid split if the text is no such list.
 std::vector<BlockRange> parse_pipeline_layers(std::string_view text, int layers, int chunks, int stages,
