@@ -8,10 +8,10 @@ import program
 from planned import plan
 
 
-def configure(*answers, options=(), env=None):
+def configure(*answers, options=()):
     text = "".join(f"{answer}\n" for answer in answers)
     return subprocess.run([program.PROGRAM, "configure", *options], cwd=program.ROOT, input=text, capture_output=True, text=True,
-                          timeout=60 * program.PATIENCE, env=env)
+                          timeout=60 * program.PATIENCE)
 
 
 def test_a_run_on_processors(tmp_path):
@@ -39,18 +39,17 @@ def test_a_search_on_gpus(tmp_path):
 def test_a_wrong_answer_is_asked_again(tmp_path):
     there, file = tmp_path / "there.toml", tmp_path / "run.toml"
     there.write_text("")
-    result = configure("gpt9", "gpt2", "", "many", 128, 0, "few", 2, there, file)
+    result = configure("gpt9", "gpt2", "", "many", 128, "", "few", "", 2, there, file)
     assert result.returncode == 0 and file.exists() and there.read_text() == ""
-    for line in ("unknown", "'many' is not a whole number", "there is such a file; choose another name"):
+    for line in ("unknown", "'many' is not a whole number", "--gpus 'few' is not a whole number", "there is such a file; choose another name"):
         assert line in result.stdout, line
 
 
-@pytest.mark.parametrize("answers, options, env, line", [
-    ([], [], None, "configure: the answers end before the last question"),
-    (["gpt2"], [], None, "configure: the answers end before the last question"),
-    ([], ["--model=gpt2"], None, "configure asks at a terminal: it takes no options"),
-    ([], [], {"RANK": "0", "WORLD_SIZE": "2"}, "no launcher starts it"),
+@pytest.mark.parametrize("answers, options, line", [
+    ([], [], "configure: the answers end before the last question"),
+    (["gpt2"], [], "configure: the answers end before the last question"),
+    ([], ["--model=gpt2"], "configure asks at a terminal: it takes no options"),
 ])
-def test_what_is_refused(answers, options, env, line):
-    result = configure(*answers, options=options, env=env)
+def test_what_is_refused(answers, options, line):
+    result = configure(*answers, options=options)
     assert result.returncode == 1 and line in result.stderr and result.stderr.count("error:") == 1
