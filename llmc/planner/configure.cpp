@@ -2,10 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <istream>
+#include <optional>
 #include <string_view>
+#include <variant>
 
 #include "llmc/core/error.h"
 #include "llmc/planner/planned_run.h"
@@ -13,6 +15,8 @@
 namespace llmc {
 
 namespace {
+
+namespace fs = std::filesystem;
 
 class Questions {
   public:
@@ -49,9 +53,22 @@ class Questions {
             PlannedRun run;
             std::string text;
             read(run, arguments_, text);
+            if (run.options.steps < 1)
+                user_error("--steps {} trains nothing; give 1 or more", run.options.steps);
+            const auto& context =
+                std::get<std::optional<std::int64_t>>(run.options.model_options.find("seq-len")->second);
+            if (context.value_or(1) < 1) user_error("--seq-len {} is no context; give 1 or more", *context);
+            if (run.described != nullptr)
+                user_error("--model {} is planned here, not trained; give another", run.described->name);
+            const std::string& data = run.options.train_data;
+            if (data.find_first_of("*?[") == std::string::npos && !data.empty() && !fs::exists(data))
+                user_error("--train-data {}: there is no such file; give another name", data);
             const std::string& file = run.asked.config;
-            if (!file.empty() && std::filesystem::exists(file))
+            if (!file.empty() && fs::exists(file))
                 user_error("--write-config {}: there is such a file; choose another name", file);
+            const fs::path folder = fs::path(file).parent_path();
+            if (!folder.empty() && !fs::is_directory(folder))
+                user_error("--write-config {}: there is no folder {}; choose another", file, folder.string());
             return true;
         } catch (const UserError& fault) {
             console_.text(fmt::format("  {}\n", fault.what()));
@@ -80,6 +97,7 @@ std::vector<std::string> ask_for_plan(const std::string& program, std::istream& 
         questions.ask("Processes on this machine", "processes", "1");
     } else {
         questions.ask("Kind of GPU, such as A100, H100 or 4090", "gpu", "H100");
+        questions.ask("Tokens in a step", "global-batch-tokens", "524288");
         questions.add("--search");
     }
     questions.ask("File for the configuration", "write-config", "config.toml");

@@ -132,9 +132,12 @@ bool is_deferred(const ForeignSetting& setting, const std::vector<ForeignSetting
 
 // Their batch is in sequences, and of ours the tokens: sequences of a micro-batch x accumulation x data-parallel ranks.
 void settle_batch(ForeignConfig& config, const PlannedRun& run, const Names& typed) {
-    if (run.described || run.asked.parameters ||
-        (!config.batch && !config.accumulation && !config.setting("micro-batch-size")))
+    const bool has_batch = config.batch || config.accumulation;
+    if (run.described || run.asked.parameters) {
+        if (has_batch) config.notes.emplace_back("the batch is ignored: such a model has no run");
         return;
+    }
+    if (!has_batch && !config.setting("micro-batch-size")) return;
     const Options& options = run.options;
     const std::int64_t data =
         std::max<std::int64_t>(1, run.processes / (options.pipeline_parallel * options.tensor_parallel));
@@ -147,13 +150,17 @@ void settle_batch(ForeignConfig& config, const PlannedRun& run, const Names& typ
     const auto& automatic = config.automatic;
     const bool is_open = !config.batch && !config.accumulation &&
                          std::ranges::find(automatic, "gradient_accumulation_steps") != automatic.end();
-    if (typed.contains("global-batch-tokens") || is_open) return;
+    if (typed.contains("global-batch-tokens") || is_open) {
+        if (config.accumulation)
+            config.notes.push_back(
+                "the accumulation of micro-batches is ignored: it follows from --global-batch-tokens");
+        return;
+    }
     if (!config.batch && !micro_batch) {
-        config.notes.push_back(
-            fmt::format("gradient_accumulation_steps {} needs the size of a micro-batch, which the file does "
-                        "not have: add "
-                        "--micro-batch-size, or --global-batch-tokens",
-                        *config.accumulation));
+        config.notes.push_back(fmt::format(
+            "an accumulation of {} needs the size of a micro-batch, which the file does not have: add "
+            "--micro-batch-size, or --global-batch-tokens",
+            plural(*config.accumulation, "micro-batch", "es")));
         return;
     }
     const std::int64_t product =

@@ -26,6 +26,7 @@
 #include "llmc/train/run_locks.h"
 #include "llmc/train/run_spec.h"
 #include "llmc/train/same_data.h"
+#include "llmc/train/same_options.h"
 #include "llmc/train/stop.h"
 
 namespace llmc {
@@ -138,6 +139,7 @@ void PreparedRun::open_weights() {
                        : "leave it out to begin a run");
     }
     if (checkpoint) {
+        require_same_options(session.world(), &options, true);
         notes_of_resume = differences(*checkpoint, options);
         std::ranges::copy(compare_with_checkpoint(data.record, *checkpoint, options),
                           std::back_inserter(notes_of_resume));

@@ -43,19 +43,19 @@ bool is_needed_by_all(std::string_view name) {
     return std::ranges::find(names, name) != names.end();
 }
 
-// What follows the name of each mode that was given, and of each setting: its value, given or not. A checkpoint may
-// appear after one rank has looked for it and before another does, so with --resume only given settings are compared.
-nlohmann::json options_of_rank(const Options* options) {
+// What follows the name of each mode that was given, and of each setting: its value, given or not. Before all ranks have
+// found the same checkpoint, only given settings are compared: it may appear between one rank's look and another's.
+nlohmann::json options_of_rank(const Options* options, bool has_checkpoint) {
     if (options == nullptr) return {{"help or --version", ""}};
     const Options& o = *options;
     auto found = nlohmann::json::object();
     for (const std::string& name : o.given)
         if (!may_differ(name)) found[name] = "";
-    const bool resumes = o.resume || o.resume_if_any;
+    const bool may_change = !has_checkpoint && (o.resume || o.resume_if_any);
     for_each_setting(o, no_group, [&](const char* name, const auto& value, const Help& help, const Choices&) {
         found.erase(name);
         if (may_differ(name) || is_unset(value)) return;
-        if (resumes && !o.given.contains(name) && !o.lines.contains(name)) return;
+        if (may_change && !o.given.contains(name) && !o.lines.contains(name)) return;
         const bool is_path = name != std::string_view("model") && is_name_of_file(name, help);
         if (!is_path || is_needed_by_all(name)) found[name] = shown(name, value, help);
     });
@@ -87,7 +87,7 @@ std::string option_in(const nlohmann::json& found, const std::string& name) {
 
 }  // namespace
 
-void require_same_options(Communicator& world, const Options* options) {
+void require_same_options(Communicator& world, const Options* options, bool has_checkpoint) {
     const auto refuse = [](const DifferentRank& different) {
         const auto here = nlohmann::json::parse(different.has.text),
                    there = nlohmann::json::parse(different.other_has);
@@ -98,7 +98,7 @@ void require_same_options(Communicator& world, const Options* options) {
                            different.rank, own, different.other, other);
         }
     };
-    for_each_different_rank(world, {.text = options_of_rank(options).dump()}, refuse);
+    for_each_different_rank(world, {.text = options_of_rank(options, has_checkpoint).dump()}, refuse);
 }
 
 }  // namespace llmc

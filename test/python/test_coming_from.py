@@ -170,7 +170,9 @@ def test_accelerate_with_deepspeed(tmp_path):
     assert taken == {"--gpus=8", "--nodes=1", "--dtype=fp16", "--zero-stage=3", "--offload-optimizer=cpu", "--grad-clip=0.5", f"--global-batch-tokens={4 * 8 * 2048}"}
     assert made["mesh"]["zero_stage"] == 3 and made["batch"]["micro_batches"] == 4
     _, notes, _ = printed(path, *MODEL)
-    assert any("gradient_accumulation_steps 4 needs the size of a micro-batch" in note for note in notes)
+    assert any("an accumulation of 4 micro-batches needs the size of a micro-batch" in note for note in notes)
+    _, notes, _ = printed(path, *MODEL, "--global-batch-tokens=16384")
+    assert "the accumulation of micro-batches is ignored: it follows from --global-batch-tokens" in notes
 
 
 def test_accelerate_names_a_file_of_deepspeed(tmp_path):

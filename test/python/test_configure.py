@@ -25,13 +25,14 @@ def test_a_run_on_processors(tmp_path):
     assert run.record["configuration"]["train-data"] == str(book)
 
 
-def test_a_search_on_gpus(tmp_path):
+@pytest.mark.parametrize("model, context", [("gpt2", 1024), ("qwen3-0.6b", 512)])
+def test_a_search_on_gpus(model, context, tmp_path):
     """The file has the mesh that the search found, and a plan with it is that plan."""
     file = tmp_path / "run.toml"
-    result = configure("gpt2", "", "", "", 4, 4090, file)
+    result = configure(model, "", context, "", 4, 4090, 131072, file)
     assert result.returncode == 0 and "the best runs:" in result.stdout
-    assert "context 1024" in result.stdout
-    best = plan("--model=gpt2", "--gpus=4", "--gpu=4090", "--search")[0]
+    assert f"context {context}" in result.stdout
+    best = plan(f"--model={model}", f"--seq-len={context}", "--gpus=4", "--gpu=4090", "--global-batch-tokens=131072", "--search")[0]
     again = plan(f"--config={file}", "--gpus=4", "--gpu=4090")[0]
     assert again["memory"]["bytes"] == best["memory"]["bytes"] and again["mesh"] == best["mesh"]
 
@@ -39,9 +40,10 @@ def test_a_search_on_gpus(tmp_path):
 def test_a_wrong_answer_is_asked_again(tmp_path):
     there, file = tmp_path / "there.toml", tmp_path / "run.toml"
     there.write_text("")
-    result = configure("gpt9", "gpt2", "", "many", 128, "", "few", "", 2, there, file)
+    result = configure("gpt9", "mixtral-8x7b", "gpt2", tmp_path / "no.txt", "", "many", -5, 128, 0, "", "few", "", 2, there, tmp_path / "no/x.toml", file)
     assert result.returncode == 0 and file.exists() and there.read_text() == ""
-    for line in ("unknown", "'many' is not a whole number", "--gpus 'few' is not a whole number", "there is such a file; choose another name"):
+    for line in ("unknown", "mixtral-8x7b is planned here, not trained", "no.txt: there is no such file", "--seq-len -5 is no context",
+                 "--steps 0 trains nothing", "no/x.toml: there is no folder", "'many' is not a whole number", "--gpus 'few' is not a whole number", "there is such a file; choose another name"):
         assert line in result.stdout, line
 
 

@@ -1,6 +1,7 @@
 """A run is refused if its processes have other options or other data, or if the data have changed when it is resumed."""
 
 import json
+import re
 import subprocess
 
 import numpy as np
@@ -133,6 +134,18 @@ def test_other_options_under_mpirun(place, case):
     ended = subprocess.run(list(map(str, command)), cwd=place, env=ENVIRONMENT, capture_output=True, text=True, timeout=60 * program.PATIENCE)
     assert (ended.returncode, ended.stdout) == (1, "")
     assert message(1, have[1], 0, have[0]) == one_error(ended.stderr)
+
+
+@pytest.mark.parametrize("more, resume", [("--lr=0.05", ["--resume"]), ("--dtype=bf16", ["--resume-if-any"]), ("--layers=2", ["--resume=run"])])
+def test_checkpoints_of_other_options(tmp_path, more, resume):
+    """On machines of their own, of the same step: their runs had other options, which nobody gives now."""
+    for rank in (0, 1):
+        (tmp_path / str(rank)).mkdir()
+        program.run("-C", tmp_path / str(rank), program.ROOT / program.PROGRAM, *RUN, *([more] if rank else []), program="env")
+    ended = end_of([tmp_path / "0", tmp_path / "1"], *[["--out-dir=run", *resume, "--steps=4", "--sample-tokens=0"]] * 2)
+    name, _, value = more.partition("=")
+    assert ended.statuses == [1, 1]
+    assert re.fullmatch(rf"rank 1 has {name} {value}, and rank 0 has (no {name}|{name} \S+); give all processes the same options", one_error(ended.err))
 
 
 def test_a_wrong_option_of_a_process(place):
