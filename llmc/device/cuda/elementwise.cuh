@@ -99,7 +99,10 @@ __global__ void __launch_bounds__(elementwise_most_threads, 2)
         });
     for (std::int64_t i = 4 * quads + grid_thread(); i < elements; i += grid_threads()) {
         const RandomBits random = rounding_bits(rounding, count, i / 4 * 4, Rounded::gradient);
-        out[i] = round_stochastically(to_float(out[i]) + to_float(in[i]), random[i % 4]);
+        std::uint32_t own = random[0];  // an index known only at run time would put them on the stack
+#pragma unroll
+        for (int e = 1; e < 4; ++e) own = i % 4 == e ? random[e] : own;
+        out[i] = round_stochastically(to_float(out[i]) + to_float(in[i]), own);
     }
 }
 
