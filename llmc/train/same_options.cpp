@@ -43,8 +43,8 @@ bool is_needed_by_all(std::string_view name) {
     return std::ranges::find(names, name) != names.end();
 }
 
-// What follows the name of each mode that was given, and of each setting: its value, given or not. Before all ranks have
-// found the same checkpoint, only given settings are compared: it may appear between one rank's look and another's.
+// What follows the name of each mode that was given, and of each setting: its value, given or not. Before all ranks
+// have found the same checkpoint, only given settings are compared: it may appear between two ranks' looks.
 nlohmann::json options_of_rank(const Options* options, bool has_checkpoint) {
     if (options == nullptr) return {{"help or --version", ""}};
     const Options& o = *options;
