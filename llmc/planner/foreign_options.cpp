@@ -152,7 +152,7 @@ void settle_batch(ForeignConfig& config, const PlannedRun& run, const Names& typ
                          std::ranges::find(automatic, "gradient_accumulation_steps") != automatic.end();
     if (typed.contains("global-batch-tokens") || is_open) {
         if (config.accumulation)
-            config.notes.push_back(
+            config.notes.emplace_back(
                 "the accumulation of micro-batches is ignored: it follows from --global-batch-tokens");
         return;
     }

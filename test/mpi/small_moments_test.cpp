@@ -62,7 +62,7 @@ TEST(SmallMoments, OfRareTokensMoveNoWeightFar) {
     const RandomStream random(1, "rare tokens");
     std::vector<std::uint8_t> bytes(20000);
     for (std::size_t i = 0; i < bytes.size(); ++i)
-        bytes[i] = static_cast<std::uint8_t>(1 + 2 * (random.below(2 * i, 1 + random.below(2 * i + 1, 128))));
+        bytes[i] = static_cast<std::uint8_t>(1 + 2 * random.below(2 * i, 1 + random.below(2 * i + 1, 128)));
     for (std::size_t token = 0; token < 256; token += 2)
         bytes[77 * (token + 1)] = static_cast<std::uint8_t>(token);
     expect_alike(*make_text_source({.name = "rare", .owner = nullptr, .bytes = bytes}, 256),
