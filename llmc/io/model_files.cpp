@@ -298,16 +298,12 @@ void read_unit(const ModelFile& model, const UnitLayout& layout, const Kind& kin
     }
 }
 
-// Calls f(unit, values) with the part of each unit that this rank updates. `file` is null except on the root.
-template <class F>
-void load(const ModelFile* file, const ParameterStore& store, UnitTransfer& transfer, const Kind& kind,
-          F&& f) {
-    for (int unit = 0; unit < store.units(); ++unit) {
-        const std::span<float> whole = transfer.whole(unit);
-        if (file) read_unit(*file, transfer.units()[static_cast<std::size_t>(unit)], kind, whole);
-        const std::span<const float> own = transfer.distribute(unit);
-        if (store.has(unit)) f(unit, own);
-    }
+// The part of a unit that this rank updates; empty if its stage does not have the unit. Valid until the next call.
+// `file` is null except on the root.
+std::span<const float> load_unit(const ModelFile* file, UnitTransfer& transfer, const Kind& kind, int unit) {
+    const std::span<float> whole = transfer.whole(unit);
+    if (file) read_unit(*file, transfer.units()[static_cast<std::size_t>(unit)], kind, whole);
+    return transfer.distribute(unit);
 }
 
 std::unique_ptr<const ModelFile> open_on_root(const std::filesystem::path& file, const ParameterStore& store,
@@ -349,8 +345,10 @@ void load_weights(const std::filesystem::path& path, ParameterStore& store, Unit
         file->check_names();
         file->check_tied_head();
     }
-    load(file.get(), store, transfer, weights,
-         [&](int unit, std::span<const float> values) { store.set_weights(unit, values); });
+    for (int unit = 0; unit < store.units(); ++unit) {
+        const std::span<const float> own = load_unit(file.get(), transfer, weights, unit);
+        if (store.has(unit)) store.set_weights(unit, own);
+    }
 }
 
 void save_moments(const std::filesystem::path& file, const ParameterStore& store, UnitTransfer& transfer,
@@ -361,20 +359,22 @@ void save_moments(const std::filesystem::path& file, const ParameterStore& store
 
 void load_moments(const std::filesystem::path& file, const ParameterStore& store, UnitTransfer& transfer) {
     const auto opened = open_on_root(file, store, transfer);
-    load(opened.get(), store, transfer, first_moment, [&](int unit, std::span<const float> values) {
-        store.set_moments(unit, first_moment.flat, values);
-    });
     std::vector<float> first, second;
-    load(opened.get(), store, transfer, second_moment, [&](int unit, std::span<const float> values) {
-        first.resize(values.size());
-        store.read(unit, first_moment.flat, first);
-        second.assign(values.begin(), values.end());
+    const auto take = [&](std::vector<float>& to, const Kind& kind, int unit) {
+        const std::span<const float> own = load_unit(opened.get(), transfer, kind, unit);
+        to.assign(own.begin(), own.end());
+    };
+    for (int unit = 0; unit < store.units(); ++unit) {
+        take(first, first_moment, unit);
+        take(second, second_moment, unit);
+        if (!store.has(unit)) continue;
         // Earlier programs stored small second moments in 8 bits as 0, whose update would be lr m/eps. With the square
         // of the first moment it is about the learning rate.
         for (std::size_t i = 0; i < second.size(); ++i)
             if (second[i] == 0) second[i] = first[i] * first[i];
+        store.set_moments(unit, first_moment.flat, first);
         store.set_moments(unit, second_moment.flat, second);
-    });
+    }
 }
 
 }  // namespace llmc
