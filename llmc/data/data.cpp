@@ -159,14 +159,11 @@ void note_bytes(Data& data, const std::string& pattern, const Found& found, cons
 
 // Adds a note if shards have 16-bit tokens and the vocabulary has larger ones. Tokens of a smaller tokenizer are right;
 // those of a larger one have been cut.
-void note_narrow_tokens(Data& data, const std::string& pattern, const Found& found, std::int64_t vocabulary,
-                        const std::string& option) {
+void note_narrow_tokens(Data& data, const std::string& pattern, const TokenSource& source,
+                        std::int64_t vocabulary) {
     constexpr std::int64_t most = 1 << 16;
-    if (found.text || vocabulary <= most) return;
-    const auto narrow = std::ranges::count_if(found.files, [&](const std::string& file) {
-        return bits_of_tokens(MappedFile(file, option).bytes()) == 16;
-    });
-    if (narrow == 0) return;
+    const std::int64_t narrow = source.shards_of_16_bits();
+    if (narrow == 0 || vocabulary <= most) return;
     data.notes.push_back(fmt::format(
         "{} has {} of 16-bit tokens, none above {}, but the vocabulary is {}; if the tokenizer has "
         "more, write shards of 32-bit tokens (their header begins with 20240801 and 7)",
@@ -222,10 +219,10 @@ std::vector<FileRecord> records_of(const Found& found, const TokenSource& source
 }
 
 void take_files(Data& data, const std::string& pattern, const Found& found, const TokenSource& source,
-                std::int64_t vocabulary, const std::string& option) {
+                std::int64_t vocabulary) {
     data.files.insert(data.files.end(), found.files.begin(), found.files.end());
     note_bytes(data, pattern, found, source, vocabulary);
-    note_narrow_tokens(data, pattern, found, vocabulary, option);
+    note_narrow_tokens(data, pattern, source, vocabulary);
     if (found.text) {
         const std::string note = note_if_no_text(pattern, found.text->bytes);
         if (!note.empty()) data.notes.push_back(note);
@@ -293,7 +290,7 @@ void open_training(Data& data, const DataOptions& options) {
         const std::string note = note_on_validation_shards(options.train_data, found.files);
         if (options.trains && options.val_data.empty() && !note.empty()) data.notes.push_back(note);
         data.training = open_token_shards(found.files, options.vocabulary, "--train-data");
-        take_files(data, options.train_data, found, *data.training, options.vocabulary, "--train-data");
+        take_files(data, options.train_data, found, *data.training, options.vocabulary);
         data.training_description =
             describe(shards_text(options.train_data, found.files.size()), *data.training);
         record_training(data, found, options.sequence_length);
@@ -305,8 +302,7 @@ void open_training(Data& data, const DataOptions& options) {
     const std::size_t all = text.bytes.size();
     const std::size_t cut = options.val_data.empty() ? training_bytes(text) : all;
     data.training = make_text_source(part(text, 0, cut), options.vocabulary);
-    if (!embedded)
-        take_files(data, options.train_data, found, *data.training, options.vocabulary, "--train-data");
+    if (!embedded) take_files(data, options.train_data, found, *data.training, options.vocabulary);
     data.training_description = describe((cut < all ? "first 90% of " : "") + text.name, *data.training);
     record_training(data, found, options.sequence_length);
     if (cut == all) return;
@@ -328,7 +324,7 @@ void open_validation(Data& data, const DataOptions& options) {
         data.validation_description =
             describe(shards_text(options.val_data, found.files.size()), *data.validation);
     }
-    take_files(data, options.val_data, found, *data.validation, options.vocabulary, "--val-data");
+    take_files(data, options.val_data, found, *data.validation, options.vocabulary);
     record_validation(data, found, options.sequence_length);
 }
 

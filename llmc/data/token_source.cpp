@@ -184,6 +184,7 @@ class Shard {
     }
 
     std::int64_t tokens() const { return tokens_; }
+    std::size_t token_bytes() const { return token_bytes_; }
     void read(std::int64_t first, std::span<std::int32_t> out, std::int64_t vocabulary) const {
         check_range(first, out.size(), tokens_);
         file_.require_whole();
@@ -212,6 +213,9 @@ class ShardSource final : public TokenSource {
 
     std::size_t shards() const override { return shards_.size(); }
     std::int64_t tokens(std::size_t shard) const override { return shards_.at(shard)->tokens(); }
+    std::int64_t shards_of_16_bits() const override {
+        return std::ranges::count_if(shards_, [](const auto& shard) { return shard->token_bytes() == 2; });
+    }
     void read(std::size_t shard, std::int64_t first, std::span<std::int32_t> out) const override {
         shards_.at(shard)->read(first, out, vocabulary_);
     }

@@ -49,6 +49,7 @@ class TokenSource {
     virtual std::size_t shards() const = 0;
     virtual std::int64_t tokens(std::size_t shard) const = 0;
     std::int64_t tokens() const;  // in all shards
+    virtual std::int64_t shards_of_16_bits() const { return 0; }
 
     // Reads tokens first ... first + out.size() - 1 of a shard. UserError for a token outside the vocabulary:
     // it names the file, the position in it, the token and the vocabulary.
