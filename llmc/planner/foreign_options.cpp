@@ -48,6 +48,18 @@ Names names_of_options(std::span<const std::string> arguments) {
     return names;
 }
 
+// The value of an option; empty if it is not given.
+std::string_view value_of_option(std::span<const std::string> arguments, std::string_view option) {
+    for (std::size_t i = 0; i < arguments.size(); ++i) {
+        std::string_view word = arguments[i];
+        if (!word.starts_with("--") || !word.substr(2).starts_with(option)) continue;
+        word.remove_prefix(2 + option.size());
+        if (word.starts_with("=")) return word.substr(1);
+        if (word.empty() && i + 1 < arguments.size()) return arguments[i + 1];
+    }
+    return {};
+}
+
 // An option that has no place beside another, which stands on the command line or is the file's own.
 struct Excluded {
     std::string_view by, option;
@@ -73,11 +85,7 @@ constexpr std::array of_bf16 = {"fp8", "master-dtype", "gradient-dtype"};
 
 void drop_overridden(std::vector<ForeignSetting>& settings, const std::vector<std::string>& arguments,
                      const Names& typed) {
-    const bool is_other_dtype =
-        typed.contains("dtype") && std::ranges::none_of(arguments, [](std::string_view word) {
-            return word == "bf16" || word == "--dtype=bf16";
-        });
-    if (is_other_dtype)
+    if (typed.contains("dtype") && value_of_option(arguments, "dtype") != "bf16")
         std::erase_if(settings, [](const ForeignSetting& setting) {
             return std::ranges::find(of_bf16, setting.option) != of_bf16.end();
         });
@@ -124,7 +132,8 @@ bool is_deferred(const ForeignSetting& setting, const std::vector<ForeignSetting
                                     [](const ForeignSetting& other) {
                                         return other.option.starts_with("offload-") && other.value == "nvme";
                                     }) &&
-               std::ranges::none_of(arguments, [](std::string_view word) { return word.ends_with("nvme"); });
+               value_of_option(arguments, "offload-optimizer") != "nvme" &&
+               value_of_option(arguments, "offload-parameters") != "nvme";
     return std::ranges::any_of(dependent_settings(), [&](const DependentSetting& dependent) {
         return dependent.name == setting.option;
     });

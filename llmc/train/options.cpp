@@ -385,6 +385,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::str
 }
 
 std::string with_place(const Options& options, std::string_view error) {
+    // An error that has its place keeps it: options that are planned in a job pass here twice.
     constexpr std::string_view of_checkpoint = "is that of the checkpoint)";
     if (!error.starts_with("--") || error.ends_with(of_checkpoint)) return std::string(error);
     const std::string_view name = error.substr(2, error.find_first_of(" :=", 2) - 2);
