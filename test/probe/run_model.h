@@ -83,8 +83,10 @@ class Model {
 
     // One step on a batch of T+1 tokens per sequence. Returns the mean loss before the update. With `update`
     // false, the gradients are computed and the weights do not change.
+    // `number` and `gradient_seed` are those of StepInput.
     double step(std::span<const std::int32_t> tokens, bool update, const AdamWStep& adamw = {},
-                std::optional<std::uint64_t> rounding_seed = {}) {
+                std::optional<std::uint64_t> rounding_seed = {}, std::optional<std::int64_t> number = {},
+                std::uint64_t gradient_seed = 0) {
         const std::int64_t T = plan_.spec.model.sequence_length, B = plan_.micro_batch;
         const auto load = [&](int micro_batch, std::span<std::int32_t> inputs,
                               std::span<std::int32_t> targets) {
@@ -99,7 +101,9 @@ class Model {
         const auto tokens_in_all = static_cast<double>(plan_.spec.global_batch_tokens);
         executor_.run(plan_.training, {.load = load,
                                        .sequences = B,
-                                       .loss_scale = static_cast<float>(adamw.loss_scale / tokens_in_all)});
+                                       .step = number,
+                                       .loss_scale = static_cast<float>(adamw.loss_scale / tokens_in_all),
+                                       .gradient_seed = gradient_seed});
         const double loss = executor_.results().loss_sum / tokens_in_all;
         if (update)
             executor_.run(plan_.update, {.update = Update{.adamw = adamw, .rounding_seed = rounding_seed}});

@@ -240,7 +240,9 @@ def test_the_bytes_sent_of_the_page():
             w = 2 * (50257 * 768 + 1024 * 768 + 12 * 768**2 + 13 * 768 + 2 * 768)  # embeddings, a block, the last layernorm
             r = m if every == "micro-batch" else 1
             exact = [(r + 1) * G * f, (r * G + W) * f, (r * G + W) * f, (r * G + m * (2 * W - w)) * f][stage]
-            assert planned["sends"]["bytes"] == pytest.approx(exact, rel=2e-3)  # without the padding
+            # The padding, 47 rows of the table, and up to a block of 1,024 for each of 4 ranks and 15 units, is 8e-4 of W and of G. At
+            # stage 3 W counts twice, and w has most of it: at most 1e-3 of 2 W - w.
+            assert planned["sends"]["bytes"] == pytest.approx(exact, rel=1e-3)
 
 
 def test_published_steps():

@@ -85,6 +85,9 @@ constexpr std::int64_t sequences = 4;  // those of the reference model "wide"
 constexpr AdamWStep adamw{
     .step = 3, .learning_rate = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .max_grad_norm = 1};
 
+constexpr std::int64_t step_number = 9;
+constexpr std::uint64_t gradient_seed = 4;
+
 std::vector<std::int32_t> batch() {
     return probe::read_tokens(SafetensorsReader(reference_file("wide", "expected")));
 }
@@ -101,7 +104,7 @@ probe::Model make_model(DType gradient_dtype, std::int64_t batch_sequences, std:
 
 // Each unit's gradients after adding one more sequence. The fp32 gradients of one sequence are a share of the
 // batch's. The scale of the loss is a power of two, so it changes only exponents. The first is rounded to nearest, the
-// others at random.
+// others at random, by bits of the seed, the step, the micro-batch and the element.
 void add_share(std::vector<std::vector<bfloat16>>& to, probe::Model& alone, std::int64_t sequence) {
     const std::vector<std::int32_t> tokens = batch();
     const std::size_t length = tokens.size() / sequences;
@@ -117,16 +120,17 @@ void add_share(std::vector<std::vector<bfloat16>>& to, probe::Model& alone, std:
         if (sequence == 0) {
             std::ranges::transform(exact, sums.begin(), to_bfloat16);
         } else {
-            round_stochastically(sums.data(), exact.data(), 0, std::ssize(sums),
-                                 {.seed = 0, .first_element = alone.store().element_number(unit, 0)},
-                                 sequence << 32, Rounded::gradient);
+            round_stochastically(
+                sums.data(), exact.data(), 0, std::ssize(sums),
+                {.seed = gradient_seed, .first_element = alone.store().element_number(unit, 0)},
+                sequence << 32 | step_number, Rounded::gradient);
         }
     }
 }
 
 TEST(GradientDtype, EveryMicroBatchIsAddedInFp32AndRoundedOnce) {
     probe::Model model = make_model(DType::bf16, sequences, 1), alone = make_model(DType::fp32, 1, 1);
-    model.step(batch(), false);
+    model.step(batch(), false, {}, {}, step_number, gradient_seed);
     std::vector<std::vector<bfloat16>> expected;
     for (std::int64_t sequence = 0; sequence < sequences; ++sequence) add_share(expected, alone, sequence);
     for (int unit = 0; unit < model.store().units(); ++unit) {
