@@ -54,7 +54,7 @@ std::string_view value_of_option(std::span<const std::string> arguments, std::st
         std::string_view word = arguments[i];
         if (!word.starts_with("--") || !word.substr(2).starts_with(option)) continue;
         word.remove_prefix(2 + option.size());
-        if (word.starts_with("=")) return word.substr(1);
+        if (word.starts_with('=')) return word.substr(1);
         if (word.empty() && i + 1 < arguments.size()) return arguments[i + 1];
     }
     return {};
