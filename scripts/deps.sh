@@ -46,8 +46,10 @@ run   openmpi-bin          command:ompi_info
 run   python-is-python3    command:python
 run   python3-matplotlib   python:matplotlib
 run   python3-numpy        python:numpy
+test  python3-jinja2       python:jinja2
 test  python3-requests     python:requests
 test  python3-tqdm         python:tqdm
+test  python3-xxhash       python:xxhash
 test  python3-protobuf     python:google.protobuf
 test  python3-rich         python:rich
 test  libboost-context-dev library:-lboost_context boost/context/fiber.hpp
@@ -102,7 +104,7 @@ choose_cuda() {
 has_cuda() { [[ -x $(choose_cuda)/bin/nvcc && -e $(choose_cuda)/include/nv/target ]]; }
 # Python modules that Debian lacks, for scripts/tensorboard.py and for data/: tiktoken, which needs regex, and the
 # newest pyarrow that works with Debian 12's NumPy. The scripts also search .python/ (scripts/interpreter.py).
-python_from_pypi=(tensorboardX==2.6.4 tiktoken==0.14.0 regex==2026.11.15 pyarrow==25.0.1)
+python_from_pypi=(tensorboardX==2.6.4 tokenizers==0.23.3 gguf==0.19.0 tiktoken==0.14.0 regex==2026.11.15 pyarrow==25.0.1)
 lacking_python() {
     local package
     for package in "${python_from_pypi[@]}"; do
