@@ -58,7 +58,7 @@ OPENMP_CFLAGS := -fopenmp $(if $(LLVM_OPENMP),-isystem $(BUILD)/openmp)
 OPENMP_LIBRARY := -fopenmp $(if $(LLVM_OPENMP),-L$(LLVM_OPENMP)/lib)
 # Headers of other projects must give no warnings.
 system_headers = $(patsubst -I%,-isystem %,$(shell pkg-config --cflags $(1) 2>/dev/null))
-PACKAGES := fmt libxxhash tomlplusplus yaml-cpp
+PACKAGES := fmt libutf8proc libxxhash tomlplusplus yaml-cpp
 LIBRARY_CFLAGS := $(call system_headers,$(PACKAGES))
 LIBRARIES := $(shell pkg-config --libs $(PACKAGES) 2>/dev/null) -ldnnl -lpthread
 # Only one file uses MPI, through its C interface. Without MPI another file replaces it.
@@ -143,7 +143,7 @@ $(eval $(call remember,$(BUILD)/version.txt,VERSION_FLAGS))
 # ---- Commands --------------------------------------------------------------------------------------------
 
 .DEFAULT_GOAL := train_gpt
-.PHONY: help deps deps-gpu tokenizer quickstart test check test-more test-long test-matrix test-programs bench-cpu bench-mpi bench-zero bench-pipeline bench bench-check gpu-check bench-gpu-check bundle \
+.PHONY: help deps deps-gpu quickstart test check test-more test-long test-matrix test-programs bench-cpu bench-mpi bench-zero bench-pipeline bench bench-check gpu-check bench-gpu-check bundle \
     docs pictures lint check-format check-shell check-python check-prose clang-tidy format clean
 .DELETE_ON_ERROR:
 
@@ -188,12 +188,6 @@ pictures:  ## the pictures of README.md: the loss of the quickstart, which train
 	@$(PYTHON) dev/docs/loss_picture.py runs/quickstart
 	@$(PYTHON) dev/docs/architecture.py
 
-# For Python's ctypes (llmc/data/bpe_c.h), which cannot load sanitizers: always built without them.
-TOKENIZER := $(BUILD)/libgpt2_bpe.so
-TOKENIZER_SOURCES := $(wildcard llmc/data/bpe*.cpp $(addprefix llmc/,data/unicode_classes.cpp core/text.cpp io/files.cpp))
-TOKENIZER_OBJECTS := $(patsubst %.cpp,$(BUILD)/objects/shared/%.o,$(TOKENIZER_SOURCES))
-tokenizer: $(TOKENIZER)  ## GPT-2's byte-pair encoder for Python, build/libgpt2_bpe.so
-
 # It builds what the suites need, group by group: the targets programs-NAME.
 RUN_SUITES = $(PYTHON) test/run_suites.py --build $(BUILD) --program $(PROGRAM) --make '$(MAKE) --jobs=$(JOBS) --output-sync=target' \
     --without '$(if $(SIMT_KINDS),,simt) $(if $(RUNTIME_KINDS),,runtime)'
@@ -217,7 +211,7 @@ deps-of-tests:
 	@CXX='$(CXX)' scripts/deps.sh || { echo '0 passed, 1 failed'; exit 1; }
 
 .PHONY: deps-of-tests programs-trainer programs-tests programs-simulated programs-kernels programs-more programs-long
-programs-trainer: $(PROGRAM) $(TOKENIZER)
+programs-trainer: $(PROGRAM)
 programs-tests: $(TEST_PROGRAMS)
 programs-simulated: $(RUNTIME_TESTS) $(SIMULATED_PROGRAMS)
 programs-kernels: $(filter-out %-thread,$(KERNEL_TESTS))
@@ -324,14 +318,6 @@ define compile_object
 $(QUIET)$(COMPILE) $(FILE_FLAGS) $(PRECOMPILED) -MMD -MP -x c++ -c $< -o $@
 endef
 
-$(TOKENIZER): $(TOKENIZER_OBJECTS) $(BUILD)/link.txt
-	@echo 'link $@'
-	$(QUIET)$(CXX) -shared $(LDFLAGS) $(filter %.o,$^) $(shell pkg-config --libs fmt libxxhash 2>/dev/null) -o $@
-$(BUILD)/objects/shared/%.o: %.cpp $(BUILD)/flags.txt | $(BUILD)/libraries.ok
-	@echo 'compile $< for $(TOKENIZER)'
-	@mkdir -p $(@D)
-	$(QUIET)$(subst $(OPTIMIZE),-O3,$(COMPILE)) -fPIC -MMD -MP -c $< -o $@
-
 # A file is checked again whenever its object was compiled again, for example after a change of a header.
 $(BUILD)/lint/%: %.cpp $(BUILD)/objects/%.o .clang-tidy
 	$(check_file)
@@ -382,4 +368,4 @@ $(BUILD)/libraries.ok: $(BUILD)/flags.txt $(BUILD)/mpi-or-not.txt
 	$(if $(LLVM_OPENMP),@mkdir -p $(BUILD)/openmp && ln -sf $(firstword $(wildcard $(LLVM_OPENMP)/lib/clang/*/include/omp.h)) $(BUILD)/openmp/)
 	@touch $@
 
--include $(patsubst %.o,%.d,$(call objects,$(SOURCES)) $(TOKENIZER_OBJECTS))
+-include $(patsubst %.o,%.d,$(call objects,$(SOURCES)))

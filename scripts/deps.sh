@@ -39,6 +39,7 @@ build libfmt-dev           pkg-config:fmt fmt/core.h
 build libopenmpi-dev       pkg-config:ompi-c mpi.h
 build librandom123-dev     header:Random123/philox.h
 build libtomlplusplus-dev  pkg-config:tomlplusplus toml++/toml.h
+build libutf8proc-dev      pkg-config:libutf8proc utf8proc.h
 build libxxhash-dev        pkg-config:libxxhash xxhash.h
 build libyaml-cpp-dev      pkg-config:yaml-cpp yaml-cpp/yaml.h
 build nlohmann-json3-dev   header:nlohmann/json.hpp

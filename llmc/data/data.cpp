@@ -170,6 +170,35 @@ void note_narrow_tokens(Data& data, const std::string& pattern, const TokenSourc
         pattern, plural(narrow, "token shard"), grouped(most - 1), grouped(vocabulary)));
 }
 
+// Token shards made with another tokenizer than the model's, or with several, are refused. Adds a note if some do not say.
+void require_tokenizer(Data& data, const std::vector<std::string>& files, const TokenSource& source,
+                       const DataOptions& options, const char* option) {
+    std::int64_t silent = 0;
+    for (std::size_t shard = 0; shard < source.shards(); ++shard) {
+        const std::uint64_t made_with = source.tokenizer_of(shard);
+        if (made_with == 0) ++silent;
+        if (made_with == 0 || made_with == data.tokenizer) continue;
+        if (options.tokenizer != 0) {
+            user_error(
+                "{}: '{}' was made with another tokenizer than the model's: its checksum is {:016x}, and not "
+                "{:016x}; "
+                "make it again with `--tokenizer` and the folder of the model's, or give the model of its "
+                "tokenizer",
+                option, files[shard], made_with, options.tokenizer);
+        }
+        if (data.tokenizer != 0)
+            user_error(
+                "{}: '{}' was made with another tokenizer than the shards before it; make them with the same",
+                option, files[shard]);
+        data.tokenizer = made_with;
+    }
+    if (silent > 0 && options.tokenizer != 0) {
+        data.notes.push_back(fmt::format(
+            "{} of {} {} not say which tokenizer made {}; the model's is assumed",
+            plural(silent, "token shard"), option, silent == 1 ? "does" : "do", silent == 1 ? "it" : "them"));
+    }
+}
+
 std::string describe(const std::string& what, const TokenSource& source) {
     return what + ", " + plural(source.tokens(), "token");
 }
@@ -270,10 +299,10 @@ void record_validation(Data& data, const Found& found, std::int64_t sequence_len
 void refuse_text_for_folder(const DataOptions& options, const char* option) {
     if (options.folder.empty()) return;
     user_error(
-        "{}: the model of {} has its own tokenizer, which cannot encode texts here yet; give token shards "
-        "made "
-        "with it, as 'PATTERN*.bin' in quotes",
-        option, options.folder);
+        "{}: the model of {} has its own tokenizer, and a text here is read as bytes; make token shards of "
+        "it with "
+        "`python data/text.py FILE --tokenizer {}`, and give them as 'PATTERN*.bin' in quotes",
+        option, options.folder, options.folder);
 }
 
 void open_training(Data& data, const DataOptions& options) {
@@ -290,6 +319,7 @@ void open_training(Data& data, const DataOptions& options) {
         const std::string note = note_on_validation_shards(options.train_data, found.files);
         if (options.trains && options.val_data.empty() && !note.empty()) data.notes.push_back(note);
         data.training = open_token_shards(found.files, options.vocabulary, "--train-data");
+        require_tokenizer(data, found.files, *data.training, options, "--train-data");
         take_files(data, options.train_data, found, *data.training, options.vocabulary);
         data.training_description =
             describe(shards_text(options.train_data, found.files.size()), *data.training);
@@ -321,6 +351,7 @@ void open_validation(Data& data, const DataOptions& options) {
         data.validation_description = describe(found.text->name, *data.validation);
     } else {
         data.validation = open_token_shards(found.files, options.vocabulary, "--val-data");
+        require_tokenizer(data, found.files, *data.validation, options, "--val-data");
         data.validation_description =
             describe(shards_text(options.val_data, found.files.size()), *data.validation);
     }
@@ -364,6 +395,7 @@ void count_training_windows(Data& data, const DataOptions& options) {
 
 Data open_data(const DataOptions& options) {
     Data data;
+    data.tokenizer = options.tokenizer;
     const bool has_training = options.trains || !options.train_data.empty() || options.folder.empty();
     if (has_training) {
         open_training(data, options);

@@ -24,13 +24,17 @@ struct DataOptions {
     // The folder of a model with a tokenizer of its own: data must be token shards. An evaluation needs none: the
     // embedded stories are not in its tokens. Empty: any data.
     std::string folder{};
+    // The checksum of the model's tokenizer, which token shards must have, too; 0 if none is known.
+    std::uint64_t tokenizer = 0;
 };
 
 struct Data {
     std::unique_ptr<TokenSource> training;    // has no tokens if there is none
     std::unique_ptr<TokenSource> validation;  // null if there is none
     std::vector<std::string> files;           // the files that are read
-    DataRecord record;                        // its keys are "train-data" and, with validation, "val-data"
+    // The checksum of the tokenizer of the model or, if that is not known, of the token shards; 0 if they do not say.
+    std::uint64_t tokenizer = 0;
+    DataRecord record;  // its keys are "train-data" and, with validation, "val-data"
     // For the user: "first 90% of the embedded stories, 1,800,000 tokens".
     std::string training_description;
     std::string validation_description;  // empty if there is none
@@ -51,7 +55,8 @@ struct Data {
     std::optional<double> source_entropy;
 };
 
-// Opens the data. UserError, naming the option, for data that is missing, unreadable, damaged, or too short.
+// Opens the data. UserError, naming the option, for data that is missing, unreadable, damaged, too short, or
+// made with another tokenizer.
 // A training source needs enough windows of sequence_length + 1 tokens for one step; a validation source
 // needs at least one token to predict. A run that trains may not validate on a file that it trains on. A token
 // outside the vocabulary is a UserError here or when it is read.

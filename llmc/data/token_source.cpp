@@ -181,9 +181,11 @@ class Shard {
         }
         if (tokens == 0) user_error("{}: '{}' holds no tokens; leave it out", option, path_);
         tokens_ = tokens;
+        std::memcpy(&tokenizer_, file_.bytes().data() + sizeof(header), sizeof(tokenizer_));
     }
 
     std::int64_t tokens() const { return tokens_; }
+    std::uint64_t tokenizer() const { return tokenizer_; }
     std::size_t token_bytes() const { return token_bytes_; }
     void read(std::int64_t first, std::span<std::int32_t> out, std::int64_t vocabulary) const {
         check_range(first, out.size(), tokens_);
@@ -202,6 +204,7 @@ class Shard {
     MappedFile file_;
     std::size_t token_bytes_ = 0;
     std::int64_t tokens_ = 0;
+    std::uint64_t tokenizer_ = 0;
 };
 
 class ShardSource final : public TokenSource {
@@ -216,6 +219,7 @@ class ShardSource final : public TokenSource {
     std::int64_t shards_of_16_bits() const override {
         return std::ranges::count_if(shards_, [](const auto& shard) { return shard->token_bytes() == 2; });
     }
+    std::uint64_t tokenizer_of(std::size_t shard) const override { return shards_.at(shard)->tokenizer(); }
     void read(std::size_t shard, std::int64_t first, std::span<std::int32_t> out) const override {
         shards_.at(shard)->read(first, out, vocabulary_);
     }

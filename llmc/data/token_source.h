@@ -50,6 +50,8 @@ class TokenSource {
     virtual std::int64_t tokens(std::size_t shard) const = 0;
     std::int64_t tokens() const;  // in all shards
     virtual std::int64_t shards_of_16_bits() const { return 0; }
+    // The checksum of the tokenizer that made a shard (tokenizer.h); 0 if it does not say.
+    virtual std::uint64_t tokenizer_of(std::size_t /*shard*/) const { return 0; }
 
     // Reads tokens first ... first + out.size() - 1 of a shard. UserError for a token outside the vocabulary:
     // it names the file, the position in it, the token and the vocabulary.
@@ -72,8 +74,8 @@ std::unique_ptr<TokenSource> make_text_source(Text text, std::int64_t vocabulary
 std::optional<int> bits_of_tokens(std::span<const std::uint8_t> bytes);
 
 // Opens token shards: a header of 256 int32, then tokens, all little-endian. The header begins with
-// (20240520, 1, tokens) for uint16 tokens and with (20240801, 7, tokens) for uint32 tokens. Each file is a
-// shard, in the given order; both kinds may be mixed. UserError for a file that does not have this form or
+// (20240520, 1, tokens) for uint16 tokens and with (20240801, 7, tokens) for uint32 tokens; the lower and the upper half
+// of the tokenizer's checksum follow, or zeros. Each file is a shard, in the given order; both kinds may be mixed. UserError for a file that does not have this form or
 // does not match its header; the message begins with `option` ("--train-data").
 std::unique_ptr<TokenSource> open_token_shards(const std::vector<std::string>& paths, std::int64_t vocabulary,
                                                const std::string& option);

@@ -31,6 +31,7 @@ constexpr const char* format = "train_gpt checkpoint";
 constexpr int version = 2;
 constexpr const char* model_file = "model.safetensors";
 constexpr const char* optimizer_file = "optimizer.safetensors";
+constexpr const char* tokenizer_folder = "tokenizer";
 constexpr const char* manifest_file = "manifest.json";
 constexpr const char* own_checksum = "xxh3_128";  // key of the checksum of the manifest without this entry
 constexpr std::string_view name_prefix = "checkpoint-";
@@ -110,9 +111,10 @@ Json read_manifest(const fs::path& directory) {
 void verify_files(const fs::path& directory, bool with_moments) {
     const Json manifest = read_manifest(directory);
     try {
-        for (const char* file : {model_file, optimizer_file}) {
-            if (file == optimizer_file && !with_moments) continue;
-            verify_file(directory / file, manifest.at("files").at(file));
+        for (const char* file : {model_file, optimizer_file})
+            static_cast<void>(manifest.at("files").at(file));
+        for (const auto& [file, expected] : manifest.at("files").items()) {
+            if (file != optimizer_file || with_moments) verify_file(directory / file, expected);
         }
     } catch (const Json::exception&) {
         refuse_manifest(directory / manifest_file);
@@ -164,7 +166,7 @@ std::optional<Fp8History> fp8_history_in(const Json& manifest) {
 void write_checkpoint(const fs::path& folder, const std::string& run, const std::string& lineage,
                       const Progress& progress, const Json& configuration, const std::string& data,
                       const std::string& device_choices, const ParameterStore& store, UnitTransfer& transfer,
-                      const std::optional<Validation>& validation) {
+                      const TokenizerFiles& tokenizer, const std::optional<Validation>& validation) {
     if (transfer.is_root()) make_directory(folder);
     save_weights(folder / model_file, store, transfer, true);
     save_moments(folder / optimizer_file, store, transfer, true);
@@ -189,6 +191,14 @@ void write_checkpoint(const fs::path& folder, const std::string& run, const std:
     if (validation) manifest["validation"] = {{"loss", validation->loss}, {"windows", validation->windows}};
     manifest["files"] = {{model_file, describe_file(folder / model_file)},
                          {optimizer_file, describe_file(folder / optimizer_file)}};
+    if (!tokenizer.empty()) {
+        write_tokenizer_files(folder / tokenizer_folder, tokenizer);
+        for (const auto& [name, text] : tokenizer) {
+            const fs::path file = fs::path(tokenizer_folder) / name;
+            manifest["files"][file.string()] = describe_file(folder / file);
+        }
+        sync_directory(folder / tokenizer_folder);
+    }
     manifest[own_checksum] = checksum_of_text(manifest.dump());
     write_file(folder / manifest_file, manifest.dump(2) + "\n");
     sync_directory(folder);
@@ -199,13 +209,14 @@ void write_checkpoint(const fs::path& folder, const std::string& run, const std:
 fs::path save_checkpoint(const fs::path& out_dir, const std::string& run, const std::string& lineage,
                          const Progress& progress, const Json& configuration, const std::string& data,
                          const std::string& device_choices, const ParameterStore& store,
-                         UnitTransfer& transfer, const std::optional<Validation>& validation) {
+                         UnitTransfer& transfer, const TokenizerFiles& tokenizer,
+                         const std::optional<Validation>& validation) {
     fs::path final_name = out_dir / name_of_step(progress.step);
     fs::path partial = final_name;
     partial += partial_suffix;
     const auto write = [&] {
         write_checkpoint(partial, run, lineage, progress, configuration, data, device_choices, store,
-                         transfer, validation);
+                         transfer, tokenizer, validation);
     };
     if (!transfer.is_root()) {
         write();
@@ -322,6 +333,12 @@ void remove_checkpoints(const std::filesystem::path& directory, const std::files
             old.push_back(entries->path());
     }
     for (const std::filesystem::path& path : old) std::filesystem::remove_all(path, error);
+}
+
+fs::path tokenizer_in(const CheckpointInfo& checkpoint) {
+    std::error_code ignored;
+    const fs::path folder = checkpoint.directory / tokenizer_folder;
+    return fs::is_directory(folder, ignored) ? folder : fs::path();
 }
 
 std::filesystem::path weights_in(const std::filesystem::path& path) {

@@ -4,6 +4,7 @@
 //   checkpoint-00000200/
 //     model.safetensors      the master weights, as an export
 //     optimizer.safetensors  AdamW's moments
+//     tokenizer/             the files of the model's tokenizer, if it has one
 //     manifest.json          step, samples consumed, configuration, each file's size and checksum, and the
 //                            manifest's own checksum
 //
@@ -20,6 +21,7 @@
 #include <vector>
 
 #include "llmc/device/device.h"
+#include "llmc/io/tokenizer_folder.h"
 #include "llmc/parallel/zero/parameter_store.h"
 #include "llmc/parallel/zero/unit_transfer.h"
 
@@ -64,7 +66,7 @@ std::filesystem::path save_checkpoint(const std::filesystem::path& out_dir, cons
                                       const std::string& lineage, const Progress& progress,
                                       const nlohmann::ordered_json& configuration, const std::string& data,
                                       const std::string& device_choices, const ParameterStore& store,
-                                      UnitTransfer& transfer,
+                                      UnitTransfer& transfer, const TokenizerFiles& tokenizer = {},
                                       const std::optional<Validation>& validation = {});
 
 // The contents of a checkpoint's manifest.
@@ -106,6 +108,9 @@ void remove_checkpoints(const std::filesystem::path& directory, const std::files
 
 // The newest of these checkpoints whose files all match their checksums. Empty if there is none.
 std::optional<CheckpointInfo> newest_whole(const std::vector<CheckpointInfo>& checkpoints);
+
+// The folder with the tokenizer of a checkpoint; empty if it has none.
+std::filesystem::path tokenizer_in(const CheckpointInfo& checkpoint);
 
 // The file with the weights of a checkpoint, if the path is that of one; else the path itself, of a file or of a
 // folder in Hugging Face's format.

@@ -95,27 +95,6 @@ void write_shards(const fs::path& folder, const std::vector<Shard>& shards, cons
     });
 }
 
-// ---- the tokenizer
-
-bool is_of_tokenizer(const std::string& name) {
-    constexpr std::array beginnings = {"tokenizer", "vocab.", "chat_template"};
-    constexpr std::array names = {"special_tokens_map.json", "merges.txt",  "generation_config.json",
-                                  "added_tokens.json",       "tekken.json", "additional_chat_templates"};
-    return std::ranges::find(names, name) != names.end() ||
-           std::ranges::any_of(beginnings,
-                               [&](const char* beginning) { return name.starts_with(beginning); });
-}
-
-void copy_tokenizer(const fs::path& source, const fs::path& folder) {
-    for (const fs::directory_entry& entry : fs::directory_iterator(source)) {
-        const std::string name = entry.path().filename().string();
-        if (entry.is_regular_file() && is_of_tokenizer(name))
-            write_file(folder / name, read_file(entry.path()));
-        if (entry.is_directory() && is_of_tokenizer(name))
-            fs::copy(entry.path(), folder / name, fs::copy_options::recursive);
-    }
-}
-
 // The folder's name until it is whole.
 fs::path partial(const fs::path& folder) {
     const fs::path plain = plain_path(folder);
@@ -123,16 +102,6 @@ fs::path partial(const fs::path& folder) {
 }
 
 }  // namespace
-
-bool has_tokenizer(const fs::path& folder) {
-    std::error_code error;
-    for (fs::directory_iterator entry(folder, error); !error && entry != fs::directory_iterator();
-         entry.increment(error)) {
-        const std::string name = entry->path().filename().string();
-        if (is_of_tokenizer(name) && name != "generation_config.json") return true;
-    }
-    return false;
-}
 
 bool is_folder_name(const fs::path& name) { return !name.empty() && name.extension() != ".safetensors"; }
 
@@ -155,13 +124,11 @@ void save_file(const fs::path& file, const ParameterStore& store, UnitTransfer& 
     write_shards(file.parent_path(), {all}, store, transfer, dtype_named(dtype), false);
 }
 
-std::vector<std::string> save_folder(const fs::path& folder, const ParameterStore& store,
-                                     UnitTransfer& transfer, const ExportedFolder& exported) {
+void save_folder(const fs::path& folder, const ParameterStore& store, UnitTransfer& transfer,
+                 const ExportedFolder& exported) {
     if (!transfer.is_root()) {
-        collect_weights(store, transfer, {});
-        return {};
+        return collect_weights(store, transfer, {});
     }
-    std::vector<std::string> notes;
     const fs::path made = partial(folder);
     std::error_code ignored;
     fs::remove_all(made, ignored);  // of an earlier start that was killed
@@ -173,14 +140,7 @@ std::vector<std::string> save_folder(const fs::path& folder, const ParameterStor
         write_shards(made, shards, store, transfer, dtype_named(exported.dtype), true);
         if (shards.size() > 1) write_index(made, shards);
         write_file(made / "config.json", exported.config);
-        if (!exported.source.empty()) {
-            if (fs::is_directory(exported.source)) {
-                copy_tokenizer(exported.source, made);
-            } else {
-                notes.push_back(fmt::format("{} is gone, so {} has no tokenizer", exported.source.string(),
-                                            folder.string()));
-            }
-        }
+        write_tokenizer_files(made, exported.tokenizer);
         sync_directory(made);
         replace_directory(made, plain_path(folder));
     } catch (const fs::filesystem_error& fault) {
@@ -190,7 +150,6 @@ std::vector<std::string> save_folder(const fs::path& folder, const ParameterStor
         fs::remove_all(made, ignored);
         throw;
     }
-    return notes;
 }
 
 }  // namespace llmc

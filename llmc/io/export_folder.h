@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "llmc/io/tokenizer_folder.h"
 #include "llmc/parallel/zero/parameter_store.h"
 #include "llmc/parallel/zero/unit_transfer.h"
 
@@ -15,25 +16,22 @@ namespace llmc {
 bool is_folder_name(const std::filesystem::path& name);
 
 struct ExportedFolder {
-    std::string config;              // the text of config.json
-    std::string dtype;               // of the weights: "fp32", "bf16" or "fp16"
-    std::filesystem::path source{};  // the folder whose tokenizer is copied; empty: none
+    std::string config;          // the text of config.json
+    std::string dtype;           // of the weights: "fp32", "bf16" or "fp16"
+    TokenizerFiles tokenizer{};  // none for a model without one
     // The most bytes of a file of weights; a larger tensor has a file of its own.
     std::uint64_t shard_bytes = 5'000'000'000;
 };
-
-// Whether a folder has files of a tokenizer, which an export copies.
-bool has_tokenizer(const std::filesystem::path& folder);
 
 // Writes a single safetensors file with elements of this dtype. All ranks call it.
 void save_file(const std::filesystem::path& file, const ParameterStore& store, UnitTransfer& transfer,
                const std::string& dtype);
 
 // Writes the folder, which must be new or empty; it is there only when it is whole. All ranks call it, and the
-// transfer's root writes. Returns notes for the user. UserError if it cannot be written, or if a weight is too
+// transfer's root writes. UserError if it cannot be written, or if a weight is too
 // large for fp16.
-std::vector<std::string> save_folder(const std::filesystem::path& folder, const ParameterStore& store,
-                                     UnitTransfer& transfer, const ExportedFolder& exported);
+void save_folder(const std::filesystem::path& folder, const ParameterStore& store, UnitTransfer& transfer,
+                 const ExportedFolder& exported);
 
 // Throws UserError if the folder, or that where a link leads, cannot be written later, or is neither new nor empty.
 void require_new_folder(const std::filesystem::path& folder);

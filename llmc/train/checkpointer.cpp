@@ -27,7 +27,7 @@ fs::path Checkpointer::save_in(const fs::path& folder, const std::optional<Valid
     try {
         return save_checkpoint(folder, run_.identity, run_.lineage, trainer.progress(), to_json(run_.options),
                                to_text(run_.data.record), trainer.algorithms(), trainer.store(),
-                               trainer.transfer(), validation);
+                               trainer.transfer(), run_.tokenizer_files, validation);
     } catch (const UserError& fault) {
         const bool has_earlier = !last_.empty() || !best_.empty() || run_.checkpoint;
         user_error("{}; make room, and {}", fault.what(),
@@ -59,12 +59,14 @@ void Checkpointer::export_weights() {
             const std::string dtype = run_.options.export_dtype;
             return save_file(file, store, transfer, dtype.empty() ? "fp32" : dtype);
         }
-        const std::vector<std::string> notes =
-            save_folder(file, store, transfer,
-                        {.config = exported_config(run_.options),
-                         .dtype = exported_dtype(run_.options),
-                         .source = run_.options.folder ? run_.options.folder->path : ""});
-        for (const std::string& note : notes) run_.session.console().note(note);
+        save_folder(file, store, transfer,
+                    {.config = exported_config(run_.options),
+                     .dtype = exported_dtype(run_.options),
+                     .tokenizer = run_.tokenizer_files});
+        const auto& source = run_.options.folder;
+        if (source && run_.tokenizer_files.empty() && !fs::exists(source->path))
+            run_.session.console().note(
+                fmt::format("{} is gone, so {} has no tokenizer", source->path, file.string()));
     } catch (const UserError& fault) {
         const std::string command = command_to_export(run_, last_);
         if (command.empty()) throw;

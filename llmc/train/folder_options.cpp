@@ -10,8 +10,7 @@
 #include <utility>
 
 #include "llmc/core/error.h"
-#include "llmc/data/tokenizer.h"
-#include "llmc/io/export_folder.h"
+#include "llmc/data/tokenizer_files.h"
 #include "llmc/io/files.h"
 #include "llmc/io/safetensors.h"
 #include "llmc/model/config_json.h"
@@ -115,17 +114,50 @@ void take_dtype(Options& options, DType weights) {
 std::string folder_of_tokens(const Options& options) {
     if (!options.folder) return "";
     const std::string& folder = options.folder->path;
-    return options.vocabulary() == byte_vocabulary && !has_tokenizer(folder) ? "" : folder;
+    return options.vocabulary() == byte_vocabulary && !has_tokenizer_files(folder) ? "" : folder;
 }
 
+std::string folder_of_tokenizer(const Options& options) {
+    for (const std::string& folder :
+         {options.tokenizer, options.tokenizer_of_checkpoint, folder_of_tokens(options)})
+        if (!folder.empty()) return folder;
+    const bool is_gpt2 =
+        options.vocabulary() == gpt2_vocabulary && has_tokenizer_files(gpt2_tokenizer_folder);
+    return is_gpt2 ? gpt2_tokenizer_folder : "";
+}
+
+namespace {
+
+// The tokens of the vocabulary that a value of a configuration names: one number, or a list of them.
+std::vector<std::int32_t> tokens_in(const Json& config, const char* key, std::int64_t vocabulary) {
+    std::vector<std::int32_t> tokens;
+    const auto take = [&](const Json& value) {
+        if (!value.is_number_integer()) return;
+        const auto token = value.get<std::int64_t>();
+        if (token >= 0 && token < vocabulary) tokens.push_back(static_cast<std::int32_t>(token));
+    };
+    const auto found = config.find(key);
+    if (found == config.end()) return tokens;
+    take(*found);
+    if (found->is_array()) std::ranges::for_each(*found, take);
+    return tokens;
+}
+
+}  // namespace
+
 std::optional<std::int32_t> begin_token(const Options& options) {
-    const Json config = config_of(options);
-    const auto found = config.find("bos_token_id");
-    if (found == config.end() || !found->is_number_integer()) return std::nullopt;
-    const auto token = found->get<std::int64_t>();
-    // Another token than one of the vocabulary is none.
-    if (token < 0 || token >= options.vocabulary()) return std::nullopt;
-    return static_cast<std::int32_t>(token);
+    const std::vector<std::int32_t> tokens =
+        tokens_in(config_of(options), "bos_token_id", options.vocabulary());
+    return tokens.empty() ? std::nullopt : std::optional(tokens[0]);
+}
+
+std::vector<std::int32_t> end_tokens(const Options& options, const TokenizerFiles& tokenizer) {
+    constexpr const char* key = "eos_token_id";
+    if (const auto found = tokenizer.find("generation_config.json"); found != tokenizer.end()) {
+        const Json config = Json::parse(found->second, nullptr, false);
+        if (config.is_object() && has(config, key)) return tokens_in(config, key, options.vocabulary());
+    }
+    return tokens_in(config_of(options), key, options.vocabulary());
 }
 
 std::string exported_config(const Options& options) {

@@ -6,8 +6,10 @@
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "llmc/core/dtype.h"
+#include "llmc/io/tokenizer_folder.h"
 #include "llmc/train/options.h"
 #include "llmc/train/sources.h"
 
@@ -22,6 +24,12 @@ void take_dtype(Options& options, DType weights);
 
 // The folder whose tokenizer made the model's tokens; empty for a model of ours, and for one of bytes.
 std::string folder_of_tokens(const Options& options);
+// The folder with the model's tokenizer: of --tokenizer, or the checkpoint's, or of the model's folder, or GPT-2's. Empty
+// if there is none.
+std::string folder_of_tokenizer(const Options& options);
+
+// The tokens that end a text: those of the tokenizer's generation_config.json, or else of the folder's config.json.
+std::vector<std::int32_t> end_tokens(const Options& options, const TokenizerFiles& tokenizer);
 
 // The token with which the folder's texts begin: an empty prompt is that token. Empty without bos_token_id.
 std::optional<std::int32_t> begin_token(const Options& options);

@@ -20,7 +20,7 @@
 #include "llmc/core/standard_streams.h"
 #include "llmc/core/text.h"
 #include "llmc/core/version.h"
-#include "llmc/data/tokenizer.h"
+#include "llmc/data/prompt.h"
 #include "llmc/train/outputs.h"
 #include "llmc/train/prepared_run.h"
 #include "llmc/train/resume.h"
@@ -148,12 +148,12 @@ void Sampler::sample() {
         session.console().doing("sampling", share);
         return together ? !session.ask_to_stop() : !session.signals().here();
     };
-    std::vector<std::int32_t> tokens = run_.prompt;
-    const auto more = trainer.generate(run_.prompt, options.sample_tokens, watch);
+    std::vector<std::int32_t> tokens(run_.shown_prompt().begin(), run_.shown_prompt().end());
+    const auto more =
+        trainer.generate({.prompt = run_.prompt, .count = options.sample_tokens, .ends = run_.ends}, watch);
     if (!more || !is_rank_zero) return;
     tokens.insert(tokens.end(), more->begin(), more->end());
-    session.console().sample(trainer.progress().step,
-                             decode(tokens, run_.model().vocabulary, run_.encoder()));
+    session.console().sample(trainer.progress().step, printable(tokens, run_.tokenizer_or_none()));
 }
 
 void generate_text(PreparedRun& run) {
@@ -170,12 +170,12 @@ void generate_text(PreparedRun& run) {
                                     grouped(count_parameters(run.model())), name_of(run.plan.spec.dtype),
                                     run.device().description()));
     }
-    TextStream text(run.model().vocabulary, run.encoder());
+    TextStream text(run.tokenizer_or_none());
     TextOutput output;
     Clock clock;
     // An empty prompt is encoded as one token (encode_prompt) that is not printed.
     if (is_rank_zero && !run.options.prompt.empty()) {
-        for (const std::int32_t token : run.prompt) output.write(text.add(token));
+        for (const std::int32_t token : run.shown_prompt()) output.write(text.add(token));
     }
     const auto watch = [&](double) {
         const bool stops = run.session.signals().here() || !output.is_read();
@@ -186,7 +186,8 @@ void generate_text(PreparedRun& run) {
         clock.see_token();
         output.write(text.add(token));
     };
-    trainer.generate(run.prompt, run.options.sample_tokens, watch, take);
+    trainer.generate(
+        {.prompt = run.prompt, .count = run.options.sample_tokens, .ends = run.ends, .take = take}, watch);
     if (!is_rank_zero) return;
     output.write(text.rest());
     output.finish();

@@ -11,8 +11,8 @@
 
 #include "llmc/core/error.h"
 #include "llmc/core/text.h"
-#include "llmc/data/bpe_files.h"
 #include "llmc/data/tokenizer.h"
+#include "llmc/data/tokenizer_files.h"
 #include "llmc/device/ops.h"
 #include "llmc/io/files.h"
 
@@ -82,11 +82,11 @@ Line parse(std::string_view text) {
 }  // namespace
 
 HellaSwag::HellaSwag(const std::string& path, std::int64_t limit, const Model& model,
-                     const BytePairEncoder* bpe)
+                     const Tokenizer* tokenizer)
     : sequence_length_(static_cast<std::size_t>(model.sequence_length)) {
-    if (!encodes_text(model.vocabulary, bpe)) {
+    if (!tokenizer) {
         user_error("{}: no tokenizer for a vocabulary of {}; {}; or try --vocab-size 256 (bytes)", option,
-                   model.vocabulary, advice_for_bpe(model.vocabulary));
+                   model.vocabulary, advice_for_tokenizer(model.vocabulary));
     }
     const std::string text = naming_option(option, [&] { return read_file(path); });
     std::int64_t number = 0;
@@ -98,9 +98,9 @@ HellaSwag::HellaSwag(const std::string& path, std::int64_t limit, const Model& m
         try {
             const Line parsed = parse(line);
             Example& example = examples_.emplace_back();
-            example.context = encode_text(parsed.context, bpe);
+            example.context = tokenizer->encode_ordinary(parsed.context);
             for (std::size_t i = 0; i < endings; ++i)
-                example.ending[i] = encode_text(" " + parsed.endings[i], bpe);
+                example.ending[i] = tokenizer->encode_ordinary(" " + parsed.endings[i]);
             example.label = parsed.label;
         } catch (const UserError& fault) {
             user_error(

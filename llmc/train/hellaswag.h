@@ -8,12 +8,13 @@
 #include <string>
 #include <vector>
 
-#include "llmc/data/bpe.h"
 #include "llmc/data/data_record.h"
 #include "llmc/io/metrics.h"
 #include "llmc/model/model.h"
 
 namespace llmc {
+
+class Tokenizer;
 
 // Each example makes four rows, one for each ending, in order. A row has the tokens of the context `ctx`,
 // then those of a space and the ending. Only the ending's tokens are targets. A longer row keeps its last T+1
@@ -22,9 +23,9 @@ class HellaSwag {
   public:
     static constexpr std::size_t endings = 4;
 
-    // Reads the first `limit` examples of a file, or all (0). If `bpe` is null, the vocabulary must be bytes.
-    // A UserError begins with --eval-hellaswag and names the line.
-    HellaSwag(const std::string& path, std::int64_t limit, const Model& model, const BytePairEncoder* bpe);
+    // Reads the first `limit` examples of a file, or all (0). A UserError begins with --eval-hellaswag and names the
+    // line, or says that there is no tokenizer.
+    HellaSwag(const std::string& path, std::int64_t limit, const Model& model, const Tokenizer* tokenizer);
 
     std::int64_t examples() const { return std::ssize(examples_); }
     std::int64_t rows() const { return examples() * std::int64_t{endings}; }

@@ -50,7 +50,9 @@ struct Options {
     // data
     std::string train_data;
     std::string val_data;
-    std::string bpe_directory;  // by default data/gpt2_bpe, if it exists and the vocabulary is GPT-2's
+    // The folder of the tokenizer in the checkpoint that a run goes on from; empty: none.
+    std::string tokenizer_of_checkpoint;
+    std::string tokenizer;  // a folder; by default the model's own, or data/gpt2_bpe for GPT-2's vocabulary
 
     // training
     std::int64_t steps = 1200;

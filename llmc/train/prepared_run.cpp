@@ -13,8 +13,8 @@
 #include "llmc/core/error.h"
 #include "llmc/core/text.h"
 #include "llmc/core/version.h"
-#include "llmc/data/bpe_files.h"
-#include "llmc/data/tokenizer.h"
+#include "llmc/data/prompt.h"
+#include "llmc/data/tokenizer_files.h"
 #include "llmc/io/files.h"
 #include "llmc/io/model_files.h"
 #include "llmc/train/command_line.h"
@@ -70,16 +70,25 @@ void PreparedRun::plan_memory() {
 }
 
 void PreparedRun::open_files() {
-    bpe = find_bpe(options.bpe_directory, model().vocabulary);
+    const std::string folder = folder_of_tokenizer(options);
+    tokenizer = open_tokenizer(folder, !options.tokenizer.empty(), model().vocabulary, notes);
+    tokenizer_files = read_tokenizer_files(folder);
+    ends = end_tokens(options, tokenizer_files);
     if (!options.generate) open_data_files();
     out_dir = choose_out_dir(options);
-    prompt = encode_prompt(options.prompt, model().vocabulary, encoder(), begin_token(options));
+    prompt = encode_prompt(options.prompt, model().vocabulary, tokenizer_or_none(), begin_token(options));
     open_weights();
     if (comes_late) return;
     if (!options.generate) open_training_files();
-    if (!bpe && model().vocabulary == gpt2_vocabulary && options.sample_tokens > 0)
-        notes.push_back(fmt::format("samples and --prompt are token ids; for text, {}", advice_for_bpe()));
+    if (!tokenizer && model().vocabulary == gpt2_vocabulary && options.sample_tokens > 0)
+        notes.push_back(
+            fmt::format("samples and --prompt are token ids; for text, {}", advice_for_tokenizer()));
     notes.insert(notes.begin(), options.notes.begin(), options.notes.end());
+}
+
+std::span<const std::int32_t> PreparedRun::shown_prompt() const {
+    const std::size_t beginning = tokenizer ? tokenizer->beginning().size() : 0;
+    return std::span(prompt).subspan(std::min(beginning, prompt.size()));
 }
 
 // A plan of a configuration, such as a recipe's, needs none of the data that the configuration names. Nor does
@@ -94,7 +103,8 @@ void PreparedRun::open_data_files() {
                               .sequence_length = options.sequence_length(),
                               .sequences = plan.global_sequences(),
                               .trains = options.steps > 0,
-                              .folder = folder_of_tokens(options)});
+                              .folder = folder_of_tokens(options),
+                              .tokenizer = tokenizer ? tokenizer->checksum() : 0});
         } catch (const UserError& fault) {
             const bool is_plan = options.steps == 0 && !options.uses_weights();
             const bool lacks_data =
@@ -165,7 +175,7 @@ void PreparedRun::open_training_files() {
     if (!options.eval_hellaswag.empty() && (trains || has_given_weights())) {
         require_same_data(session.world(), find_data([&] {
                               hellaswag.emplace(options.eval_hellaswag, options.eval_examples, model(),
-                                                encoder());
+                                                tokenizer_or_none());
                               return DataRecord{{"eval-hellaswag", hellaswag->record()}};
                           }));
     }

@@ -7,11 +7,12 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
-#include "llmc/data/bpe.h"
 #include "llmc/data/data.h"
+#include "llmc/data/tokenizer.h"
 #include "llmc/io/checkpoint.h"
 #include "llmc/plan/run_plan.h"
 #include "llmc/train/algorithms.h"
@@ -52,7 +53,9 @@ struct PreparedRun {
     bool is_rank_zero() const { return session.is_rank_zero(); }
     Device& device() const { return *place.device; }
     const Model& model() const { return plan.spec.model; }
-    const BytePairEncoder* encoder() const { return bpe ? &*bpe : nullptr; }
+    // The tokens of the prompt that are shown: those that the tokenizer puts before every text are not.
+    std::span<const std::int32_t> shown_prompt() const;
+    const Tokenizer* tokenizer_or_none() const { return tokenizer ? &*tokenizer : nullptr; }
 
     Session& session;
     Options options;  // constant after open_files()
@@ -93,7 +96,9 @@ struct PreparedRun {
     bool trains = true;
     Writes writes;
     Algorithms algorithms;
-    std::optional<BytePairEncoder> bpe;  // the tokenizer of the vocabulary, if its files exist
+    std::optional<Tokenizer> tokenizer;  // none if there are no files of one
+    TokenizerFiles tokenizer_files;      // which checkpoints and exports keep
+    std::vector<std::int32_t> ends;      // tokens that end a text
     std::vector<std::int32_t> prompt;    // tokens that samples continue
     std::optional<HellaSwag> hellaswag;
     std::vector<std::string> notes, notes_of_resume;

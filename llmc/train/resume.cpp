@@ -200,8 +200,13 @@ bool take_model(Options& options, const CheckpointInfo& checkpoint) {
             },
             option);
     }
-    if (options.bpe_directory.empty() && then.contains("bpe-dir") && then["bpe-dir"].is_string())
-        options.bpe_directory = then["bpe-dir"];
+    options.tokenizer_of_checkpoint = tokenizer_in(checkpoint).string();
+    for (const char* const name :
+         {"tokenizer", "bpe-dir"}) {  // a checkpoint of an earlier program has only a name
+        if (!options.tokenizer_of_checkpoint.empty()) break;
+        if (options.tokenizer.empty() && then.contains(name) && then[name].is_string())
+            options.tokenizer = then[name];
+    }
     return true;
 }
 

@@ -182,9 +182,12 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
         "val-data", o.val_data,
         {"Validate on FILE (default: the last tenth of a training text; nothing for token shards)", "FILE"},
         any);
-    setting("bpe-dir", o.bpe_directory,
-            {"Read GPT-2's encoder.json and vocab.bpe from DIR (default: data/gpt2_bpe if it exists)", "DIR"},
-            any);
+    setting(
+        "tokenizer", o.tokenizer,
+        {"Read tokenizer.json, or GPT-2's encoder.json and vocab.bpe, from DIR (default: the model's folder, "
+         "or data/gpt2_bpe for GPT-2's vocabulary)",
+         "DIR"},
+        any);
 
     group("Training");
     setting("steps", o.steps,

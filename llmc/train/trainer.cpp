@@ -341,20 +341,25 @@ std::optional<std::vector<double>> Trainer::losses_of_rows(std::int64_t rows, co
     return sums;
 }
 
-std::optional<std::vector<std::int32_t>> Trainer::generate(
-    std::span<const std::int32_t> prompt, std::int64_t count, const Watch& watch,
-    const std::function<void(std::int32_t token)>& take) {
-    check(!prompt.empty(), "the prompt has at least one token");
+std::optional<std::vector<std::int32_t>> Trainer::generate(const Continuation& of, const Watch& watch) {
+    check(!of.prompt.empty(), "the prompt has at least one token");
     const RandomStream random(options_.seed, "generate " + std::to_string(progress_.step));
     const auto T = static_cast<std::size_t>(plan_.spec.model.sequence_length);
     const auto rows_at_once =
         static_cast<std::size_t>(plan_.spec.mesh.split().tokens(plan_.spec.model.sequence_length));
+    KeptContext none;
+    KeptContext& kept = of.kept ? *of.kept : none;
 
-    std::vector<std::int32_t> text(prompt.begin(), prompt.end());
-    // The context is text[begin, ...), of which the cache knows text[begin, known).
-    std::size_t begin = text.size() - std::min(text.size(), T), known = begin;
-    for (std::int64_t i = 0; i < count; ++i) {
-        if (!watch(static_cast<double>(i) / static_cast<double>(count))) return std::nullopt;
+    std::vector<std::int32_t> text(of.prompt.begin(), of.prompt.end());
+    // The context is text[begin, ...), of which the cache knows text[begin, known). The last token's row gives the next.
+    std::size_t begin = text.size() - std::min(text.size(), T);
+    const std::span prompt = std::span(text).subspan(begin, text.size() - 1 - begin);
+    std::size_t known =
+        begin + static_cast<std::size_t>(std::ranges::mismatch(prompt, kept.tokens).in1 - prompt.begin());
+    bool is_cancelled = false;
+    for (std::int64_t i = 0; i < of.count; ++i) {
+        is_cancelled = !watch(static_cast<double>(i) / static_cast<double>(of.count));
+        if (is_cancelled) break;
         if (text.size() - begin > T) begin = known = text.size() - std::max<std::size_t>(T / 2, 1);
         while (known < text.size()) {
             const std::size_t rows = std::min(rows_at_once, text.size() - known);
@@ -368,11 +373,17 @@ std::optional<std::vector<std::int32_t>> Trainer::generate(
                  .sequences = 1,
                  .rows = {static_cast<std::int64_t>(known - begin), static_cast<std::int64_t>(rows)}});
             known += rows;
+            kept.computed_rows += static_cast<std::int64_t>(rows);
         }
-        text.push_back(sample(random.uniform(static_cast<std::uint64_t>(i))));
-        take(text.back());
+        const std::int32_t token = sample(random.uniform(static_cast<std::uint64_t>(i)));
+        if (std::ranges::find(of.ends, token) != of.ends.end()) break;
+        text.push_back(token);
+        of.take(token);
     }
-    return std::vector<std::int32_t>(text.begin() + std::ssize(prompt), text.end());
+    kept.tokens.assign(text.begin() + static_cast<std::ptrdiff_t>(begin),
+                       text.begin() + static_cast<std::ptrdiff_t>(known));
+    if (is_cancelled) return std::nullopt;
+    return std::vector<std::int32_t>(text.begin() + std::ssize(of.prompt), text.end());
 }
 
 std::int32_t Trainer::sample(double uniform) {

@@ -42,6 +42,25 @@ using Watch = std::function<bool(double share)>;
 // Whether something that happens every `every` steps (0: never) is due after a step.
 inline bool is_due(std::int64_t every, std::int64_t step) { return every > 0 && step % every == 0; }
 
+// The context of a text that may go on: the tokens whose keys and values the device still holds.
+struct KeptContext {
+    std::vector<std::int32_t> tokens;
+    std::int64_t computed_rows = 0;  // of all texts
+};
+
+// A text to continue.
+struct Continuation {
+    std::span<const std::int32_t> prompt;  // at least one token
+    std::int64_t count;                    // the most new tokens
+    // The text ends before these tokens, which are no part of it.
+    std::span<const std::int32_t> ends = {};
+    // Receives each token as soon as it is known.
+    std::function<void(std::int32_t token)> take = [](std::int32_t) {};
+    // The last text's, of which no row is computed again that this text begins with, too. Only generation may run between
+    // two texts.
+    KeptContext* kept = nullptr;
+};
+
 class Trainer {
   public:
     // Allocates the plan's memory and initialises the weights from the seed or from --init, unless a
@@ -104,15 +123,12 @@ class Trainer {
 
     // Whether generation needs all ranks. If not, one rank may generate alone.
     bool generates_together() const { return communicates(plan_.generation) || plan_.spec.mesh.tensor > 1; }
-    // Continues a prompt of at least one token by `count` tokens, with the options' temperature, top-k and
-    // top-p. Returns the new tokens, or nullopt if `watch` cancelled it. The same prompt, weights and step
-    // always give the same text. `take` receives each token as soon as it is known. The context holds T
-    // tokens; a longer prompt is cut to its last T. When the context is full, generation continues from its
-    // later half: a sliding window would have to be recomputed for each token, because positions are learned.
-    // If generates_together(), `watch` must return the same on all ranks. finish_update() was called before.
-    std::optional<std::vector<std::int32_t>> generate(
-        std::span<const std::int32_t> prompt, std::int64_t count, const Watch& watch,
-        const std::function<void(std::int32_t token)>& take = [](std::int32_t) {});
+    // Continues a text, with the options' temperature, top-k and top-p. Returns the new tokens, or nullopt if `watch`
+    // cancelled it. The same text, weights and step always give the same tokens. The context holds T tokens; a longer
+    // prompt is cut to its last T. When the context is full, generation continues from its later half: a sliding window
+    // would have to be recomputed for each token, because positions are learned. If generates_together(), `watch` must
+    // return the same on all ranks. finish_update() was called before.
+    std::optional<std::vector<std::int32_t>> generate(const Continuation& text, const Watch& watch);
 
     void resume(const CheckpointInfo& checkpoint);
 

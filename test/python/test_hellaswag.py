@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import gpt2_bpe
+import probed_tokenizers
 import program
 import reference_gpt2
 import reference_model
@@ -107,12 +108,10 @@ def test_scores_on_simulated_gpus(of_bytes, tmp_path):
 
 def test_scores_with_gpt2s_tokens(tmp_path):
     folder = gpt2_bpe.require_files()
-    encoder = gpt2_bpe.Encoder(folder)
     sizes = GPT2(layers=1, heads=2, channels=16, seq_len=24, vocab_size=50257)
-    experiment = Experiment(tmp_path, sizes, lambda text: encoder.encode(text.encode()).tolist())
-    encoder.close()
+    experiment = Experiment(tmp_path, sizes, lambda text: probed_tokenizers.encoded(folder, [(text.encode(), False)])[0][0])
     program.write_token_file(tmp_path / "train.bin", np.arange(500) % 50257)
-    run = experiment.train("run", f"--bpe-dir={folder}", f"--train-data={tmp_path}/train.bin")
+    run = experiment.train("run", f"--tokenizer={folder}", f"--train-data={tmp_path}/train.bin")
     assert_scores(run.lines[-1], experiment.scores())
 
 

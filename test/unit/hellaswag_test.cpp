@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "llmc/data/tokenizer.h"
 #include "llmc/train/hellaswag.h"
 
 namespace llmc {
@@ -29,7 +30,8 @@ class HellaSwagFile : public testing::Test {
         Model model;
         model.sequence_length = sequence_length;
         model.vocabulary = 256;
-        return {path_.string(), limit, model, nullptr};
+        const Tokenizer bytes = Tokenizer::of_bytes();
+        return {path_.string(), limit, model, &bytes};
     }
 
     // A row's inputs and its targets. '.' stands for an ignored target, '_' for input 0.
