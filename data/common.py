@@ -5,11 +5,12 @@ A script has a function plan(arguments, downloader), which lists the documents; 
 
     train_000001.bin ...  val_000000.bin    tokens (shards.py)
     manifest.json                           what they are, with checksums; `finished` once all are there
+    tokenizer.json, tokenizer_config.json   with --train-tokenizer
     download/                               what was downloaded, with checksums (download.py)
 
 The shards are a function of the documents and the options alone. A run that was interrupted or killed continues after
 its last complete shard. That shard's entry in the manifest has the position in the source at which the next one
-begins: the part, the piece of it (encode.py) and the token of that piece.
+begins: the part, the piece of it (tokenizer.py) and the token of that piece.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import contextlib
 import dataclasses
 import fractions
 import glob
+import math
 import os
 import pathlib
 import re
@@ -25,24 +27,25 @@ import typing
 
 from modules import ROOT, need
 
-need("numpy", "requests", "tqdm")
+need("numpy", "requests", "tqdm", "xxhash")
 
-import bpe_files  # noqa: E402
 import documents  # noqa: E402
 import encode  # noqa: E402
 import shards  # noqa: E402
+import tokenizer_training  # noqa: E402
 from download import Downloader, recorded_checksum  # noqa: E402
 from terminal import Parser, fail, plain_endings, progress, say  # noqa: E402
+from tokenizer import cut, open_tokenizer  # noqa: E402
 
-
-DEFAULT_BPE = bpe_files.FOLDER
+BYTES_OF_TOKEN = 16  # more than the average of any text: English has 4 to 5, and source code at most 8
 
 
 @dataclasses.dataclass
 class Part:
     """A piece of the source that is opened separately, usually a file."""
 
-    open: typing.Callable  # yields (bytes of a document, whether they include its beginning); downloads the file if necessary
+    # Yields (bytes of a document, whether they include its beginning, whether its end); downloads the file if necessary.
+    open: typing.Callable
     files: typing.Callable = list  # the part's source files, for the manifest: [{"file", "sha256", "url"}]
 
 
@@ -68,7 +71,7 @@ def remote_part(remote, downloader, folder, texts):
     """The documents texts(path) of a file to download."""
     def read():
         path = downloader.fetch(remote, folder)
-        return ((text, True) for text in texts(path))
+        return ((text, True, True) for text in texts(path))
 
     def files():
         return [{"file": remote.name, "sha256": recorded_checksum(folder / remote.name), "url": remote.url}]
@@ -101,12 +104,10 @@ def parse(description, name, add_options=None):
 
 
 def add_tokens_options(parser):
-    parser.add_argument("--tokenizer", choices=["gpt2", "bytes"], default="gpt2", help="use GPT-2's BPE (default) or bytes as tokens")
-    parser.add_argument("--bpe-dir", type=pathlib.Path, metavar="DIR",
-                        help="read GPT-2's encoder.json and vocab.bpe from DIR (default: data/gpt2_bpe, made once)")
-    parser.add_argument("--bpe-mirror", default="", metavar="URL", help="like --mirror, for the server of encoder.json and vocab.bpe")
-    parser.add_argument("--encoder", choices=["tiktoken", "native"],
-                        help="compute GPT-2's BPE with this encoder; the tokens are the same (default: tiktoken if installed)")
+    parser.add_argument("--tokenizer", metavar="NAME",
+                        help="make tokens of gpt2 (default), bytes, or the tokenizer in the folder NAME: a tokenizer.json and its settings")
+    parser.add_argument("--train-tokenizer", type=number(tokenizer_training.SMALLEST, 1 << 24), metavar="N",
+                        help="train a tokenizer of N tokens on the text to train on, write it beside the shards, and use it")
     parser.add_argument("--shard-tokens", type=number(16, shards.LARGEST_SHARD), default=100_000_000, metavar="N",
                         help="write N tokens per shard (default: 100 million)")
     parser.add_argument("--limit-tokens", type=number(20), metavar="N",
@@ -157,11 +158,15 @@ def main(description, name, plan, add_options=None, require=None):
     arguments = parse(description, name, add_options)
     if require:
         require(arguments)
-    with plain_endings(), shards.locked(arguments.out):
-        if not arguments.overwrite:
-            refuse_unlisted_shards(arguments.out)
-        kind, bpe_folder = choose_tokenizer(arguments)
-        Writing(arguments, plan(arguments, make_downloader(arguments)), kind, bpe_folder).run()
+    with plain_endings():
+        source, tokenizer = choose_tokenizer(arguments)
+        with shards.locked(arguments.out):
+            if not arguments.overwrite:
+                refuse_unlisted_shards(arguments.out)
+            found = plan(arguments, make_downloader(arguments))
+            if tokenizer is None:
+                source, tokenizer = trained_tokenizer(arguments, found)
+            Writing(arguments, found, source, tokenizer).run()
 
 
 def refuse_unlisted_shards(out):
@@ -172,13 +177,58 @@ def refuse_unlisted_shards(out):
 
 
 def choose_tokenizer(arguments):
-    """The arguments of open_tokenizer."""
-    if arguments.tokenizer == "bytes":
-        return "bytes", None
-    remedy = "give another server with --bpe-mirror URL, or your own encoder.json and vocab.bpe with --bpe-dir DIR"
-    own = Downloader(arguments.bpe_mirror, arguments.tries, arguments.pause, remedy)
-    folder = arguments.bpe_dir or DEFAULT_BPE
-    return encode.prepare_gpt2(folder, None if arguments.bpe_dir else own, arguments.encoder), folder
+    """The argument of open_tokenizer and its result; None twice if the tokenizer is to be trained."""
+    if arguments.train_tokenizer is None:
+        source = arguments.tokenizer or "gpt2"
+        return source, open_tokenizer(source)
+    if arguments.tokenizer:
+        fail(f"--train-tokenizer makes a tokenizer, and --tokenizer {arguments.tokenizer} names another; give one of them")
+    tokenizer_training.require()
+    return None, None
+
+
+def trained_tokenizer(arguments, plan):
+    """The same for a tokenizer that is trained, by an earlier run of this command if there was one."""
+    out, size = arguments.out, arguments.train_tokenizer
+    manifest = None if arguments.overwrite else shards.read_manifest(out)
+    if manifest:
+        refuse_other_settings(out, plan, manifest["settings"], {**manifest["settings"], "train_tokenizer": size})
+    if manifest is None or not (out / "tokenizer.json").is_file():
+        say(f"training a tokenizer of {size:,} tokens")
+        tokenizer_training.train(training_texts(arguments, plan), size, out)
+    return str(out), open_tokenizer(str(out))
+
+
+def training_texts(arguments, plan):
+    """The documents to train on. Of a stream whose first shard is for validation, as many bytes are left out as that
+    shard can have, and with --limit-tokens no more are read than the tokens can have."""
+    left = math.inf if arguments.limit_tokens is None else arguments.limit_tokens * BYTES_OF_TOKEN
+    for stream in plan.streams:
+        skipped = BYTES_OF_TOKEN * validation_capacity(arguments) if stream.name == "all" else 0
+        for part in stream.parts if stream.name != "val" else []:
+            for document, _, _ in part.open():
+                if left <= 0:
+                    return
+                text = memoryview(document)[documents.boundary(document, max(skipped, 0)):]
+                skipped -= len(document)
+                left -= len(text)
+                yield text
+
+
+def validation_capacity(arguments):
+    """The most tokens of a first shard that is for validation."""
+    return min(arguments.shard_tokens, arguments.limit_tokens // 10 if arguments.limit_tokens else arguments.shard_tokens)
+
+
+def refuse_other_settings(out, plan, earlier, settings):
+    """Fails if the folder's shards were made with other settings."""
+    key = next((key for key in {**earlier, **settings} if earlier.get(key) != settings.get(key)), None)
+    if key == "inputs":  # the checksums of the files in `source`
+        fail(f"{plan.source}: the text has changed since the first shards in {out}; give --overwrite to make them again, or "
+             "another --out")
+    if key:
+        fail(f"{out} has shards of another run, with {key} {earlier.get(key)} instead of {settings.get(key)}; give the same "
+             "options, another --out, or --overwrite to make them again")
 
 
 def in_root(folder):
@@ -196,16 +246,16 @@ def shell_pattern(folder, split):
 class Writing:
     """Writes the shards of a plan."""
 
-    def __init__(self, arguments, plan, kind, bpe_folder):
-        self.out, self.plan, self.kind, self.bpe_folder = arguments.out, plan, kind, bpe_folder
-        self.tokenizer = encode.open_tokenizer(kind, bpe_folder)
+    def __init__(self, arguments, plan, source, tokenizer):
+        self.out, self.plan, self.source, self.tokenizer = arguments.out, plan, source, tokenizer
         self.processes, self.capacity, self.limit = arguments.processes, arguments.shard_tokens, arguments.limit_tokens
         validates = any(stream.name != "train" for stream in plan.streams)
         self.val_limit = self.limit // 10 if self.limit and validates else 0
+        self.head = validation_capacity(arguments)
         self.settings = shards.in_utf8({
-            "dataset": arguments.dataset, "source": plan.source, "tokenizer": self.tokenizer.name,
-            "vocabulary": self.tokenizer.vocabulary, "separator": self.tokenizer.separator,
-            "shard_tokens": self.capacity, "limit_tokens": self.limit, **plan.settings})
+            "dataset": arguments.dataset, "source": plan.source, "train_tokenizer": arguments.train_tokenizer,
+            "tokenizer": "trained" if arguments.train_tokenizer else tokenizer.name, "vocabulary": tokenizer.vocabulary, "checksum": f"{tokenizer.checksum:016x}",
+            "begin": tokenizer.begin, "end": tokenizer.end, "shard_tokens": self.capacity, "limit_tokens": self.limit, **plan.settings})
         self.manifest = self.begin(arguments.overwrite)
 
     def begin(self, overwrite):
@@ -213,8 +263,8 @@ class Writing:
         manifest = None if overwrite else shards.read_manifest(self.out)
         if manifest is None:
             manifest = {"finished": False, "settings": self.settings, "files": [], "shards": [], "complete": []}
-        elif manifest["settings"] != self.settings:
-            self.refuse(manifest["settings"])
+        else:
+            refuse_other_settings(self.out, self.plan, manifest["settings"], self.settings)
         for name in shards.keep_whole_shards(self.out, manifest):
             say(f"{self.out / name} is missing or damaged: writing it and the later shards again")
         shards.write_manifest(self.out, manifest)
@@ -223,14 +273,6 @@ class Writing:
             if path.name not in listed:
                 path.unlink()
         return manifest
-
-    def refuse(self, earlier):
-        key = next(key for key in {**earlier, **self.settings} if earlier.get(key) != self.settings.get(key))
-        if key == "inputs":  # the checksums of the files in `source`
-            fail(f"{self.plan.source}: the text has changed since the first shards in {self.out}; give --overwrite to make "
-                 "them again, or another --out")
-        fail(f"{self.out} has shards of another run, with {key} {earlier.get(key)} instead of {self.settings.get(key)}; "
-             "give the same options, another --out, or --overwrite to make them again")
 
     def run(self):
         if self.manifest["finished"]:
@@ -262,16 +304,23 @@ class Writing:
         self.save()
         folder = in_root(self.out)
         say(f"{folder}: {tokens['train']:,} tokens to train on, {tokens['val']:,} to validate on")
-        model = "gpt2" if self.tokenizer.name == "gpt2" else "mini"
         validation = f" --val-data {shell_pattern(folder, 'val')}" if tokens["val"] else ""
-        bpe = f" --bpe-dir {shlex.quote(str(in_root(self.bpe_folder)))}" if self.bpe_folder not in (None, DEFAULT_BPE) else ""
-        say(f"train with: ./train_gpt --model {model} --train-data {shell_pattern(folder, 'train')}{validation}{bpe}")
+        say(f"train with: ./train_gpt {self.model()} --train-data {shell_pattern(folder, 'train')}{validation}")
+
+    def model(self):
+        """The trainer's options for a model of these tokens."""
+        if self.source in ("gpt2", "bytes"):
+            return "--model gpt2" if self.source == "gpt2" else "--model mini"
+        folder = shlex.quote(str(in_root(pathlib.Path(self.source))))
+        if pathlib.Path(self.source, "config.json").is_file():
+            return f"--init {folder}"
+        sizes = "gpt2" if self.tokenizer.name == "gpt2" else f"mini --vocab-size {self.tokenizer.vocabulary}"
+        return f"--model {sizes} --tokenizer {folder}"
 
     def shard_of(self, stream, count):
         """The name and the capacity in tokens of a stream's next shard, after `count` earlier ones."""
         if stream.name == "all":
-            head = min(self.capacity, self.val_limit or self.capacity)
-            return ("val_000000.bin", head) if count == 0 else (f"train_{count:06}.bin", self.capacity)
+            return ("val_000000.bin", self.head) if count == 0 else (f"train_{count:06}.bin", self.capacity)
         return f"{stream.name}_{count + (stream.name == 'train'):06}.bin", self.capacity
 
     def limit_of(self, stream):
@@ -289,7 +338,7 @@ class Writing:
             while position is not None and (limit is None or written < limit):
                 name, capacity = self.shard_of(stream, len(done))
                 room = capacity if limit is None else min(capacity, limit - written)
-                with shards.ShardWriter(self.out / name, room) as writer:
+                with shards.ShardWriter(self.out / name, room, self.tokenizer.dtype, self.tokenizer.checksum) as writer:
                     while writer.room and position is not None:
                         if len(tokens) == 0:
                             position, tokens = next(encoded, (None, ()))
@@ -315,16 +364,18 @@ class Writing:
         def pieces():
             for part in range(first_part, len(stream.parts)):
                 number = 0
-                for document, begins in self.opened(stream.parts[part]):
-                    for text in encode.cut(document):
-                        separated = begins and (self.tokenizer.separates_first or bool(part or number))
+                for document, begins, ends in self.opened(stream.parts[part]):
+                    left = len(document)
+                    for text in cut(document, self.tokenizer):
+                        left -= len(text)
                         if part > first_part or number >= first_piece:
-                            yield (part, number), text, separated
+                            around = self.tokenizer.around(begins, ends and left == 0, part == number == 0)
+                            yield (part, number), text, *around
                         begins = False
                         number += 1
                 yield None
 
-        encoded = encode.encode_in_order(pieces(), self.tokenizer, self.kind, self.bpe_folder, self.processes)
+        encoded = encode.encode_in_order(pieces(), self.tokenizer, self.source, self.processes)
         with contextlib.closing(encoded):
             for (part, piece), tokens in encoded:
                 skipped = offset if (part, piece) == (first_part, first_piece) else 0

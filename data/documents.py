@@ -89,18 +89,20 @@ def boundary(document, position):
 
 
 def before(documents, place):
-    """The documents before a position in their concatenation, as (bytes of a document, whether they include its beginning)."""
+    """The documents before a position in their concatenation, as (bytes of a document, whether they include its
+    beginning, whether they include its end)."""
     for document in documents:
         if place <= 0:
             return
-        yield memoryview(document)[:boundary(document, place)], True
+        end = boundary(document, min(place, len(document)))
+        yield memoryview(document)[:end], True, end == len(document)
         place -= len(document)
 
 
 def after(documents, place):
-    """The documents from a position in their concatenation on, as (bytes of a document, whether they include its beginning)."""
+    """The documents from a position in their concatenation on, in the same form."""
     for document in documents:
         begin = boundary(document, max(place, 0))
         if begin < len(document):
-            yield memoryview(document)[begin:], begin == 0
+            yield memoryview(document)[begin:], begin == 0, True
         place -= len(document)

@@ -1,8 +1,9 @@
 """Token shards and their manifest. Not run by itself: the dataset scripts use it.
 
-A shard is a file in the common .bin format. The header is 256 int32: 20240520, 1, the number of tokens, then zeros.
-Then come the tokens as uint16. All is little-endian. A shard appears under its name only when it is whole. The
-manifest then has its checksum, and the position in the source at which the next shard begins.
+A shard is a file in the common .bin format. The header is 256 int32: 20240520, 1 for tokens of uint16 or 20240801, 7 for
+uint32, the number of tokens, the low and the high half of the tokenizer's checksum, then zeros. Then come the tokens.
+All is little-endian. A shard appears under its name only when it is whole. The manifest then has its checksum, and the
+position in the source at which the next shard begins.
 """
 
 import contextlib
@@ -16,7 +17,8 @@ import numpy as np
 
 from terminal import fail, naming, progress
 
-MAGIC, VERSION, HEADER_NUMBERS = 20240520, 1, 256
+HEADER_NUMBERS = 256
+FORMATS = {2: (20240520, 1), 4: (20240801, 7)}  # bytes of a token: the first two numbers of the header
 LARGEST_SHARD = 2**31 - 1  # tokens; the header has their number as an int32
 SHARD_NAME = re.compile(r"(train|val)_\d{6}\.bin")
 MANIFEST = "manifest.json"
@@ -55,22 +57,24 @@ def write_whole(path, data):
     sync_folder(path.parent)
 
 
-def header(tokens):
-    numbers = np.zeros(HEADER_NUMBERS, dtype="<i4")
-    numbers[:3] = MAGIC, VERSION, tokens
+def header(dtype, tokens, tokenizer):
+    """The header of a shard; `tokenizer` is the checksum of the tokenizer, or 0."""
+    numbers = np.zeros(HEADER_NUMBERS, dtype="<u4")
+    numbers[:5] = *FORMATS[np.dtype(dtype).itemsize], tokens, tokenizer & 0xFFFFFFFF, tokenizer >> 32
     return numbers.tobytes()
 
 
 class ShardWriter:
-    """A context that writes one shard of up to `capacity` tokens. The shard becomes visible only in finish()."""
+    """A context that writes one shard of up to `capacity` tokens of uint16 or uint32. `tokenizer` is the checksum of their
+    tokenizer, or 0. The shard becomes visible only in finish()."""
 
-    def __init__(self, path, capacity):
-        self.path, self.capacity, self.tokens = path, capacity, 0
+    def __init__(self, path, capacity, dtype=np.uint16, tokenizer=0):
+        self.path, self.capacity, self.dtype, self.tokenizer, self.tokens = path, capacity, dtype, tokenizer, 0
         self.temporary = path.with_name(f".{path.name}.tmp")
 
     def __enter__(self):
         self.file = open(self.temporary, "wb")
-        self.file.write(header(0))
+        self.file.write(header(self.dtype, 0, self.tokenizer))
         return self
 
     def __exit__(self, *trouble):
@@ -84,17 +88,17 @@ class ShardWriter:
         return self.capacity - self.tokens
 
     def append(self, tokens):
-        """Appends uint8 or uint16 tokens, at most as many as there is room for. Wider ones would be cut."""
-        assert len(tokens) <= self.room and tokens.dtype in (np.uint8, np.uint16)
+        """Appends tokens, at most as many as there is room for. Wider ones than the shard's would be cut."""
+        assert len(tokens) <= self.room and np.can_cast(tokens.dtype, self.dtype)
         with naming(self.path):
-            self.file.write(tokens.astype("<u2", copy=False).tobytes())
+            self.file.write(tokens.astype(np.dtype(self.dtype).newbyteorder("<"), copy=False).tobytes())
         self.tokens += len(tokens)
 
     def finish(self):
         """Makes the shard visible; returns its entry in the manifest."""
         with naming(self.path):
             self.file.seek(0)
-            self.file.write(header(self.tokens))
+            self.file.write(header(self.dtype, self.tokens, self.tokenizer))
             self.file.flush()
             os.fsync(self.file.fileno())
         sha256 = checksum(self.temporary)
@@ -106,7 +110,7 @@ class ShardWriter:
 def is_whole(path, entry):
     """Whether a shard exists and matches the manifest."""
     try:
-        return path.stat().st_size == 4 * HEADER_NUMBERS + 2 * entry["tokens"] and checksum(path) == entry["sha256"]
+        return checksum(path) == entry["sha256"]
     except FileNotFoundError:
         return False
 

@@ -7,7 +7,7 @@
 
 Each text file is a document. In a .jsonl file, each line is one. The last tenth of all bytes, or --val-fraction, is for
 validation. With --limit-tokens N, the script reads only the beginning of standard input, about 16 bytes for each
-GPT-2 token. At most a tenth of the N tokens are then for validation.
+token. At most a tenth of the N tokens are then for validation.
 """
 
 import argparse
@@ -44,16 +44,13 @@ def name(arguments):
     return "stdin" if first == "-" else pathlib.Path(first).stem
 
 
-# More than the average of any text: English has 4 to 5 bytes per token, and source code at most 8.
-BYTES_OF_TOKEN = {"gpt2": 16, "bytes": 1}
-
-
 def bytes_of_limit(arguments):
     """The bytes that hold as many tokens as requested, in the part that is not for validation; infinite without a
     limit."""
     if arguments.limit_tokens is None:
         return math.inf
-    return math.ceil(arguments.limit_tokens * BYTES_OF_TOKEN[arguments.tokenizer] / (1 - arguments.val_fraction))
+    each = 1 if arguments.tokenizer == "bytes" else common.BYTES_OF_TOKEN
+    return math.ceil(arguments.limit_tokens * each / (1 - arguments.val_fraction))
 
 
 def require_files(arguments):

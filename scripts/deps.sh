@@ -81,7 +81,7 @@ END
 # Only /usr/bin/python3 sees Debian's Python modules, and another python3 may come first in PATH. After `make
 # quickstart` there may be an interpreter for plots only.
 choose_python() {
-    local all=(torch numpy pytest matplotlib pyflakes rich google.protobuf requests tqdm) plots=(numpy matplotlib)
+    local all=(torch numpy pytest matplotlib pyflakes rich google.protobuf requests tqdm xxhash jinja2) plots=(numpy matplotlib)
     if imports python3 "${all[@]}" || { imports python3 "${plots[@]}" && ! imports /usr/bin/python3 "${plots[@]}"; }; then
         command -v python3
     else
@@ -103,9 +103,9 @@ choose_cuda() {
 }
 # CUDA's headers include nv/target, from the package nvidia-cuda-cccl.
 has_cuda() { [[ -x $(choose_cuda)/bin/nvcc && -e $(choose_cuda)/include/nv/target ]]; }
-# Python modules that Debian lacks, for scripts/tensorboard.py and for data/: tiktoken, which needs regex, and the
-# newest pyarrow that works with Debian 12's NumPy. The scripts also search .python/ (scripts/interpreter.py).
-python_from_pypi=(tensorboardX==2.6.4 tokenizers==0.23.3 gguf==0.19.0 tiktoken==0.14.0 regex==2026.11.15 pyarrow==25.0.1)
+# Python modules that Debian lacks, for scripts/tensorboard.py and for data/. This pyarrow is the newest that works with
+# Debian 12's NumPy. The scripts also search .python/ (scripts/interpreter.py).
+python_from_pypi=(tensorboardX==2.6.4 tokenizers==0.23.3 gguf==0.19.0 pyarrow==25.0.1)
 lacking_python() {
     local package
     for package in "${python_from_pypi[@]}"; do

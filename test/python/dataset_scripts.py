@@ -75,8 +75,9 @@ def refused_here(script, *options):
 def read_shard(path):
     """The tokens of a shard. Its header must be right."""
     data = pathlib.Path(path).read_bytes()
-    header, tokens = np.frombuffer(data[:1024], "<i4"), np.frombuffer(data[1024:], "<u2")
-    assert header.tolist() == [20240520, 1, len(tokens)] + [0] * 253
+    header = np.frombuffer(data[:1024], "<u4")
+    tokens = np.frombuffer(data[1024:], {20240520: "<u2", 20240801: "<u4"}[header[0]])
+    assert header[1:3].tolist() == [7 if header[0] == 20240801 else 1, len(tokens)] and not header[5:].any()
     return tokens
 
 

@@ -23,9 +23,9 @@ def test_the_whole_path(tmp_path):
     text, bpe = long_tinyshakespeare.find_text().read_bytes(), gpt2_bpe.require_files().resolve()
     data = tmp_path / "data"
     with file_server.serving({"/karpathy/char-rnn/master/data/tinyshakespeare/input.txt": text}) as server:
-        dataset_scripts.run("tinyshakespeare.py", "--mirror", server.url, "--bpe-dir", bpe, "--out", data)
+        dataset_scripts.run("tinyshakespeare.py", "--mirror", server.url, "--tokenizer", bpe, "--out", data)
     tokens = [len(dataset_scripts.tokens_of(data, split)) for split in ("train", "val")]
-    assert tokens == [301_967, 36_059]
+    assert tokens == [301_966, 36_060]
 
     run_dir = tmp_path / "run"
     options = [*SIZES, f"--train-data={data}/train_*.bin", f"--val-data={data}/val_*.bin", f"--bpe-dir={bpe}", "--zero-stage=3",

@@ -1,12 +1,9 @@
 """The scripts of data/: the tokens that they make from documents, and how they go on after an interruption."""
 
 import hashlib
-import importlib.util
-import itertools
 import json
 import multiprocessing
 import os
-import random
 import resource
 import shlex
 import shutil
@@ -18,6 +15,7 @@ import time
 import dataset_scripts
 import file_server
 import gpt2_bpe
+import made_tokenizers
 import numpy as np
 import pytest
 from dataset_scripts import (BYTES, hub_of, manifest_of, random_text, read_shard, refused_here, results_in, run, run_dying, run_here,
@@ -30,6 +28,7 @@ import common  # noqa: E402  (of data/, where dataset_scripts looks)
 import download  # noqa: E402
 import encode  # noqa: E402
 import shards  # noqa: E402
+import tokenizer  # noqa: E402
 
 
 @pytest.fixture
@@ -39,6 +38,12 @@ def texts(tmp_path, seed):
     for i, path in enumerate(paths):
         path.write_bytes(random_text(seed + i, 6000))
     return paths
+
+
+def require_gpt2():
+    """The folder of GPT-2's two files, for the library that reads them."""
+    made_tokenizers.require()
+    return gpt2_bpe.require_files()
 
 
 # ---- Tokens and shards
@@ -65,14 +70,14 @@ def test_bytes_are_the_text(texts, tmp_path):
 
 
 def test_divided_within_a_document(tmp_path):
-    """Not within a character. If a document goes on in the validation shard, no end of text comes before it."""
+    """Not within a character. The end of text is behind the document, not where it is divided."""
     path, out = tmp_path / "text.txt", tmp_path / "out"
     path.write_text("a" + "é" * 33)  # nine tenths of its 67 bytes are 60, in the middle of the 30th é
     run_here("text.py", path, "--out", out, *BYTES)
     assert bytes(tokens_of(out, "val").astype(np.uint8)).decode() == "é" * 3
-    folder = gpt2_bpe.require_files()
-    run_here("text.py", path, "--out", out, "--bpe-dir", folder, "--encoder", "native", "--overwrite")
-    assert tokens_of(out, "train")[0] == 50256 and 50256 not in tokens_of(out, "val")
+    folder = require_gpt2()
+    run_here("text.py", path, "--out", out, "--tokenizer", folder, "--overwrite")
+    assert 50256 not in tokens_of(out, "train") and tokens_of(out, "val").tolist().index(50256) == len(tokens_of(out, "val")) - 1
 
 
 def test_divided_in_the_last_character_of_a_document(tmp_path):
@@ -101,55 +106,16 @@ def test_a_byte_order_mark_is_no_text(tmp_path, capsys):
 
 
 def test_documents_of_gpt2(tmp_path, seed):
-    folder = gpt2_bpe.require_files()
+    folder = require_gpt2()
     out, path = tmp_path / "out", tmp_path / "texts.jsonl"
     documents = [random_text(seed + i, 300).decode() for i in range(20)] + ["", "a \ud800 b <|endoftext|>"]
     path.write_text("".join(json.dumps({"body": text}) + "\n\n" for text in documents))
-    run_here("text.py", path, "--field", "body", "--out", out, "--bpe-dir", folder, "--encoder", "native", "--val-fraction", 0)
-    encoder = gpt2_bpe.Encoder(folder)
+    run_here("text.py", path, "--field", "body", "--out", out, "--tokenizer", folder, "--val-fraction", 0)
     documents[-1] = documents[-1].replace("\ud800", "\ufffd")
-    wanted = [np.concatenate([[50256], encoder.encode(text.encode())]) for text in documents if text]
+    library = tokenizer.read_folder(folder).library
+    wanted = [np.array([*library.encode(text).ids, 50256]) for text in documents if text]
     assert np.array_equal(tokens_of(out, "train"), np.concatenate(wanted))
-    assert not list(out.glob("val*")) and encoder.encode(b"<|endoftext|>").max() < 50256
-
-
-def encoders(folder):
-    kinds = ["native"] + ["tiktoken"] * (importlib.util.find_spec("tiktoken") is not None)
-    return [encode.open_tokenizer(kind, folder) for kind in kinds]
-
-
-def test_pieces_have_the_tokens_of_the_whole(seed, monkeypatch):
-    folder = gpt2_bpe.require_files()
-    encode.build_native_library()
-    numbers = random.Random(seed)
-    for tokenizer in encoders(folder):
-        for trial in range(60):
-            text = random_text(seed + trial, 400)
-            if trial % 3 == 0:  # not UTF-8
-                text = bytes(numbers.randrange(256) if numbers.random() < 0.1 else byte for byte in text)
-            monkeypatch.setattr(encode, "PIECE", numbers.randrange(1, 50))
-            pieces = list(encode.cut(memoryview(text)))
-            assert b"".join(pieces) == text and len(pieces) > 1
-            assert np.array_equal(np.concatenate([tokenizer.encode(piece) for piece in pieces]), tokenizer.encode(text))
-
-
-def test_tiktoken_and_the_native_encoder_agree(texts, tmp_path, capfd):
-    pytest.importorskip("tiktoken", reason="tiktoken is not installed (`make deps` has it from PyPI), so it cannot be compared with")
-    folder = gpt2_bpe.require_files()
-    outs = [tmp_path / kind for kind in ("native", "tiktoken")]
-    for out in outs:
-        run_here("text.py", *texts, "--out", out, "--bpe-dir", folder, "--encoder", out.name)
-    assert results_in(outs[0]) == results_in(outs[1])
-    path = tmp_path / "spaces.txt"
-    path.write_bytes(b" " * 2_000_000)
-    assert "a million white spaces" in refused_here("text.py", path, "--out", tmp_path / "x", "--bpe-dir", folder, "--encoder", "tiktoken")
-    assert "panicked" not in capfd.readouterr().err
-
-
-def test_white_spaces_in_a_row_are_found_anywhere():
-    for before, count, behind in itertools.product(range(7), range(6), range(7)):
-        assert encode.has_spaces("a " * before + "b" + " \n\u3000 \t"[:count] + "b" + " a" * behind, 3) == (count >= 3)
-    assert encode.has_spaces("   ", 3) and not encode.has_spaces("  ", 3)
+    assert not list(out.glob("val*")) and max(library.encode("<|endoftext|>").ids) < 50256
 
 
 def test_names_need_not_be_utf8(texts, tmp_path):
@@ -204,7 +170,7 @@ def test_standard_input(texts, tmp_path):
 @pytest.mark.parametrize("tokenizer, fraction", [("bytes", "0.1"), ("bytes", "0.5"), ("gpt2", "0.1")])
 def test_standard_input_is_read_as_far_as_the_limit(tmp_path, tokenizer, fraction):
     """The input never ends."""
-    options = ["--tokenizer", "gpt2", "--bpe-dir", gpt2_bpe.require_files()] if tokenizer == "gpt2" else BYTES
+    options = ["--tokenizer", require_gpt2()] if tokenizer == "gpt2" else BYTES
     with subprocess.Popen(["yes", "It was a dark and stormy night."], stdout=subprocess.PIPE) as endless:
         run("text.py", "-", "--out", tmp_path / "out", *options, "--limit-tokens", 20_000, "--val-fraction", fraction, stdin=endless.stdout)
         endless.stdout.close()
@@ -235,9 +201,10 @@ def test_trained_on(texts, tmp_path, capsys):
     data = lambda name: [f"--train-data={tmp_path / name}/train_*.bin", f"--val-data={tmp_path / name}/val_*.bin"]  # noqa: E731
     of_shards = program.train(tmp_path / "of-shards", *data("bytes"), *options)
     assert of_text.losses == of_shards.losses and of_text.lines[-1]["val_loss"] == of_shards.lines[-1]["val_loss"]
-    folder = shutil.copytree(gpt2_bpe.require_files(), tmp_path / "bpe")
-    run_here("text.py", text, "--out", tmp_path / "gpt2", "--bpe-dir", folder, "--encoder", "native")
-    assert capsys.readouterr().out.rstrip().endswith(f" --bpe-dir {shlex.quote(str(folder.resolve()))}")
+    folder = shutil.copytree(require_gpt2(), tmp_path / "bpe")
+    run_here("text.py", text, "--out", tmp_path / "gpt2", "--tokenizer", folder)
+    last = capsys.readouterr().out.rstrip().splitlines()[-1]
+    assert last.startswith(f"train with: ./train_gpt --model gpt2 --tokenizer {shlex.quote(str(folder.resolve()))} --train-data ")
     run = program.train(tmp_path / "of-gpt2", *data("gpt2"), *options, "--vocab-size=50257")
     assert len(run.losses) == 2 and abs(run.losses[0] - np.log(50257)) < 0.5
 
@@ -247,7 +214,7 @@ def test_trained_on(texts, tmp_path, capsys):
 
 @pytest.fixture
 def small_pieces(monkeypatch):
-    monkeypatch.setattr(encode, "PIECE", 300)
+    monkeypatch.setattr(tokenizer, "PIECE", 300)
     monkeypatch.setattr(encode, "BATCH", 500)
 
 
@@ -427,7 +394,7 @@ def test_the_command_that_is_printed_works_in_the_root(texts, tmp_path, monkeypa
 @pytest.mark.parametrize("options, line", [
     ([], "FILE; --help lists the options"),
     # Before the search for the vocabulary, which would be downloaded.
-    (["nowhere.txt", "--tokenizer", "gpt2", "--bpe-dir", "FOLDER"], "cannot read nowhere.txt: No such file or directory"),
+    (["nowhere.txt", "--tokenizer", "FOLDER"], "cannot read nowhere.txt: No such file or directory"),
     (["FOLDER"], "Is a directory"),
     (["-", "-"], "standard input (-) is given twice"),
     (["EMPTY"], "the files have no text"),
@@ -444,9 +411,9 @@ def test_the_command_that_is_printed_works_in_the_root(texts, tmp_path, monkeypa
     (["TEXT", "--processes", "0"], "is not a whole number of 1 to 1,024"),
     (["TEXT", "--val-fraction", "1"], "is not a fraction from 0 to less than 1"),
     (["TEXT", "--out", "TEXT/x"], "cannot write into this folder (Not a directory); give another one"),
-    (["TEXT", "--tokenizer", "gpt2", "--bpe-dir", "FOLDER"], "has no encoder.json; leave the option out"),
-    (["TEXT", "--tokenizer", "gpt2", "--bpe-dir", "BPE"], "is not GPT-2's"),
-    (["TEXT", "--tokenizer", "word"], "invalid choice: 'word'"),
+    (["TEXT", "--tokenizer", "FOLDER"], "the folder has no tokenizer.json, and not both of encoder.json and vocab.bpe"),
+    (["TEXT", "--tokenizer", "BPE"], "is not GPT-2's"),
+    (["TEXT", "--tokenizer", "word"], "--tokenizer word: the folder has no tokenizer.json"),
 ])
 def test_wrong_options(tmp_path, options, line):
     (tmp_path / "FOLDER").mkdir()

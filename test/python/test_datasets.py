@@ -10,7 +10,7 @@ import sys
 
 import dataset_scripts
 import file_server
-import gpt2_bpe
+import made_tokenizers
 import numpy as np
 import pseudo_terminal
 import pytest
@@ -23,10 +23,8 @@ import bpe_files  # noqa: E402  (of data/, where dataset_scripts looks)
 import common  # noqa: E402
 import documents  # noqa: E402
 import download  # noqa: E402
-import encode  # noqa: E402
 import hellaswag  # noqa: E402
 import tinyshakespeare  # noqa: E402
-from download import Downloader  # noqa: E402
 from modules import why_not  # noqa: E402
 
 
@@ -55,18 +53,19 @@ def test_stories_lie_across_the_blocks_that_are_read(tmp_path):
 def test_no_place_divides_a_character(texts):
     whole = [text.encode() for text in texts]
     for place in range(sum(map(len, whole)) + 2):
-        first, second = ([(bytes(part), begins) for part, begins in pieces(whole, place)] for pieces in (documents.before, documents.after))
-        # Each piece is text, none is lost, and each document begins once.
-        assert "".join(part.decode() for part, _ in first + second) == "".join(texts)
-        assert min(place, sum(map(len, whole))) <= sum(len(part) for part, _ in first) <= place + 3
-        assert sum(begins for part, begins in first + second if part) == sum(map(bool, texts))
+        first, second = ([(bytes(part), begins, ends) for part, begins, ends in pieces(whole, place)] for pieces in (documents.before, documents.after))
+        # Each piece is text, none is lost, and each document begins and ends once.
+        assert "".join(part.decode() for part, _, _ in first + second) == "".join(texts)
+        assert min(place, sum(map(len, whole))) <= sum(len(part) for part, _, _ in first) <= place + 3
+        for which in (1, 2):  # begins, ends
+            assert sum(piece[which] for piece in first + second if piece[0]) == sum(map(bool, texts))
 
 
 def test_bytes_that_are_not_utf_8_are_kept_where_documents_are_divided():
     whole = [b"abc", b"\x80\x80abc", b"\x80" * 9]
     for place in range(18):
-        assert b"".join(part for part, _ in [*documents.before(whole, place), *documents.after(whole, place)]) == b"".join(whole)
-        assert [begins for _, begins in documents.after(whole, 3)] == [True] * 2
+        assert b"".join(part for part, _, _ in [*documents.before(whole, place), *documents.after(whole, place)]) == b"".join(whole)
+        assert [begins for _, begins, _ in documents.after(whole, 3)] == [True] * 2
 
 
 def test_tinystories(tmp_path):
@@ -179,25 +178,8 @@ def test_parquet_without_its_module(tmp_path, monkeypatch, script, module, troub
         (tmp_path / "modules/pyarrow/__init__.py").write_text(module)
         monkeypatch.syspath_prepend(tmp_path / "modules")
     with file_server.serving() as server:
-        text = refused_here(script, "--out", tmp_path / "out", "--mirror", server.url, "--bpe-mirror", server.url)
+        text = refused_here(script, "--out", tmp_path / "out", "--mirror", server.url)
         assert trouble in text and not server.requests and not (tmp_path / "out").exists(), text
-
-
-@pytest.mark.parametrize("module, trouble", [("raise ImportError('for another Python')", "is installed but cannot be imported (for another Python)"),
-                                             (None, "is not installed")])
-def test_tiktoken_that_cannot_be_imported(tmp_path, monkeypatch, module, trouble):
-    """If it was not requested, the project's own encoder is used."""
-    folder = gpt2_bpe.require_files()
-    encode.build_native_library()
-    monkeypatch.delitem(sys.modules, "tiktoken", raising=False)
-    if module is None:
-        monkeypatch.setitem(sys.modules, "tiktoken", None)
-    else:
-        (tmp_path / "tiktoken.py").write_text(module)
-        monkeypatch.syspath_prepend(tmp_path)
-    assert encode.prepare_gpt2(folder, None, None) == "native"
-    with pytest.raises(SystemExit, match=re.escape(f"--encoder tiktoken: tiktoken {trouble}; ")):
-        encode.prepare_gpt2(folder, None, "tiktoken")
 
 
 QUESTION = {"ctx": "A man", "endings": ["a", "b", "c", "d"], "label": 2}
@@ -245,15 +227,14 @@ def test_hellaswag_refuses_what_is_nested_too_deeply():
     assert hellaswag.fault_of("[" * 200_000, "val") == "not a JSON object"
 
 
-def test_vocabulary_is_downloaded_once(tmp_path):
-    folder = gpt2_bpe.require_files()
-    encode.build_native_library()
-    served = {f"/gpt-2/encodings/main/{name}": (folder / name).read_bytes() for name in bpe_files.FILES}
-    with file_server.serving(served) as server:
-        for _ in range(2):
-            assert encode.prepare_gpt2(tmp_path / "bpe", Downloader(server.url), "native") == "native"
-        assert len(server.requests) == 2
-    assert encode.prepare_gpt2(tmp_path / "bpe", None, "native") == "native"
+def test_gpt2s_files_that_cannot_be_made(tmp_path, monkeypatch):
+    """The message comes before anything is written."""
+    made_tokenizers.require()
+    (tmp_path / "text.txt").write_text("some text")
+    monkeypatch.setattr(bpe_files, "make", lambda: "pip cannot download it: no net")
+    text = refused_here("text.py", tmp_path / "text.txt", "--out", tmp_path / "out")
+    assert "GPT-2's BPE files cannot be made: pip cannot download it: no net; give a folder that has them with --tokenizer DIR" in text
+    assert not (tmp_path / "out").exists()
 
 
 def test_requirements_are_what_deps_installs_and_the_scripts_import():

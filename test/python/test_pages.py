@@ -72,7 +72,7 @@ PYTHON = """#!/usr/bin/env bash
 case $1 in
     data/hellaswag.py) options=() ;;
     data/fineweb.py | data/text.py) options=(--tokenizer bytes --limit-tokens 20_000) ;;
-    *) options=(--bpe-dir "{bpe}" --limit-tokens 20_000) ;;
+    *) options=(--tokenizer "{bpe}" --limit-tokens 20_000) ;;
 esac
 exec {python} "$@" --mirror {url} "${{options[@]}}"
 """
