@@ -26,6 +26,7 @@ from made_runs import ABOUT, SCRIPTS, falling, full_lines, write_lines
 
 import file_server
 import gpt2_bpe
+import made_tokenizers
 import program
 from pages import TEXTS, blocks, printed, shape
 
@@ -113,9 +114,10 @@ def test_a_text_that_is_continued(tmp_path):
 
 
 def test_the_first_dataset(tmp_path):
+    made_tokenizers.require()
     for name in ("data", "scripts"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=lambda folder, names: [name for name in names if os.path.isdir(f"{folder}/{name}")])
-    (tmp_path / "build").symlink_to(ROOT / program.BUILD)
+    (tmp_path / ".python").symlink_to(ROOT / ".python")
     (tmp_path / "data/gpt2_bpe").symlink_to(gpt2_bpe.require_files().resolve())
     text = gpt2_bpe.shared_text()
     with file_server.serving() as server:
