@@ -375,7 +375,7 @@ class Writing:
                         number += 1
                 yield None
 
-        encoded = encode.encode_in_order(pieces(), self.tokenizer, self.source, self.processes)
+        encoded = encode.encode_in_order(pieces(), self.tokenizer, self.processes)
         with contextlib.closing(encoded):
             for (part, piece), tokens in encoded:
                 skipped = offset if (part, piece) == (first_part, first_piece) else 0

@@ -1,6 +1,8 @@
-"""Converts text to tokens, in several processes. Not run by itself: the dataset scripts use it.
+"""Encodes pieces of data in several processes. Not run by itself: the dataset scripts use it.
 
-Text is handled as bytes, in pieces of documents (tokenizer.py). The tokens do not depend on the number of processes.
+A piece is text as bytes and what else its encoder takes. An encoder has encode_pieces(list of pieces), which returns a
+result for each, and it can be pickled: the tokenizers of tokenizer.py and the conversations of conversations.py. The
+results do not depend on the number of processes.
 """
 
 import collections
@@ -13,10 +15,7 @@ import os
 import signal
 import threading
 
-import numpy as np
-
 from terminal import fail
-from tokenizer import open_tokenizer
 
 END_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 
@@ -26,15 +25,15 @@ BATCH = 1 << 20  # bytes of one task of a process
 class Worker:
     """The state of a tokenizing process."""
 
-    tokenizer = None
+    encoder = None
 
     @classmethod
-    def begin(cls, source):
+    def begin(cls, encoder):
         for number in END_SIGNALS:  # often sent to all processes of a job; the parent process ends the work
             signal.signal(number, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, END_SIGNALS)
         threading.Thread(target=cls.end_with_parent, daemon=True).start()
-        cls.tokenizer = open_tokenizer(source)
+        cls.encoder = encoder
 
     @staticmethod
     def end_with_parent():
@@ -44,19 +43,12 @@ class Worker:
 
     @classmethod
     def encode(cls, pieces):
-        return encode_pieces(cls.tokenizer, pieces)
-
-
-def encode_pieces(tokenizer, pieces):
-    """The tokens of each piece (text, ids before it, ids behind it)."""
-    encoded = tokenizer.encode([text for text, _, _ in pieces])
-    return [np.concatenate([np.asarray(part, tokenizer.dtype) for part in (before, tokens, behind)])
-            for (_, before, behind), tokens in zip(pieces, encoded)]
+        return cls.encoder.encode_pieces(pieces)
 
 
 def batches_of(pieces):
-    """Yields (batch, whether a part of the source ends with it). A batch is a list of (position, text, before, behind)
-    of about BATCH bytes."""
+    """Yields (batch, whether a part of the source ends with it). A batch is a list of (position, *piece) of about BATCH
+    bytes."""
     batch, size = [], 0
     for piece in pieces:
         if piece is not None:
@@ -85,11 +77,10 @@ def ending_later():
             signal.raise_signal(number)
 
 
-def encode_in_order(pieces, tokenizer, source, processes):
-    """Takes (position, text, ids before it, ids behind it), and None at the end of each part of the source. Yields
-    (position, tokens) in the same order, computed by `processes` processes, which open the tokenizer `source`. A few
-    batches are read ahead, but none beyond the end of a part: opening the next part may need a download that turns out
-    to be unnecessary."""
+def encode_in_order(pieces, encoder, processes):
+    """Takes (position, *piece), and None at the end of each part of the source. Yields (position, result) in the same
+    order, computed by `processes` processes. A few batches are read ahead, but none beyond the end of a part: opening
+    the next part may need a download that turns out to be unnecessary."""
     pool, waiting = None, collections.deque()
 
     def first_done():
@@ -99,12 +90,12 @@ def encode_in_order(pieces, tokenizer, source, processes):
     try:
         for batch, ends in batches_of(pieces):
             if processes == 1 or (pool is None and ends and not waiting):  # too little for several processes
-                yield from zip((piece[0] for piece in batch), encode_pieces(tokenizer, [piece[1:] for piece in batch]))
+                yield from zip((piece[0] for piece in batch), encoder.encode_pieces([piece[1:] for piece in batch]))
                 continue
             # Spawned, not forked, so that they inherit no connections and files of the parent. The pool is made outside
             # ending_later(), because Python may start a helper process for it and then unblocks Ctrl-C.
             pool = pool or concurrent.futures.ProcessPoolExecutor(
-                processes, multiprocessing.get_context("spawn"), Worker.begin, (source,))
+                processes, multiprocessing.get_context("spawn"), Worker.begin, (encoder,))
             with ending_later():
                 waiting.append((batch, pool.submit(Worker.encode, [piece[1:] for piece in batch])))
             while waiting and (ends or len(waiting) > 2 * processes):

@@ -2,8 +2,9 @@
 
 A shard is a file in the common .bin format. The header is 256 int32: 20240520, 1 for tokens of uint16 or 20240801, 7 for
 uint32, the number of tokens, the low and the high half of the tokenizer's checksum, then zeros. Then come the tokens.
-All is little-endian. A shard appears under its name only when it is whole. The manifest then has its checksum, and the
-position in the source at which the next shard begins.
+A shard of rows has 20240801, 8, the same, and the number of rows; two bits of its uint32 tokens say what each is (COUNTED,
+ROW). All is little-endian. A shard appears under its name only when it is whole. The manifest then has its checksum, and
+the position in the source at which the next shard begins.
 """
 
 import contextlib
@@ -19,6 +20,8 @@ from terminal import fail, naming, progress
 
 HEADER_NUMBERS = 256
 FORMATS = {2: (20240520, 1), 4: (20240801, 7)}  # bytes of a token: the first two numbers of the header
+ROWS_FORMAT = (20240801, 8)
+COUNTED, ROW = 1 << 31, 1 << 30  # the loss counts this token, as a target; a row begins with this token
 LARGEST_SHARD = 2**31 - 1  # tokens; the header has their number as an int32
 SHARD_NAME = re.compile(r"(train|val)_\d{6}\.bin")
 MANIFEST = "manifest.json"
@@ -57,24 +60,26 @@ def write_whole(path, data):
     sync_folder(path.parent)
 
 
-def header(dtype, tokens, tokenizer):
-    """The header of a shard; `tokenizer` is the checksum of the tokenizer, or 0."""
+def header(dtype, tokens, tokenizer, rows):
+    """The header of a shard; `tokenizer` is the checksum of the tokenizer, or 0, and `rows` None if there are none."""
     numbers = np.zeros(HEADER_NUMBERS, dtype="<u4")
-    numbers[:5] = *FORMATS[np.dtype(dtype).itemsize], tokens, tokenizer & 0xFFFFFFFF, tokenizer >> 32
+    kind = FORMATS[np.dtype(dtype).itemsize] if rows is None else ROWS_FORMAT
+    numbers[:6] = *kind, tokens, tokenizer & 0xFFFFFFFF, tokenizer >> 32, rows or 0
     return numbers.tobytes()
 
 
 class ShardWriter:
     """A context that writes one shard of up to `capacity` tokens of uint16 or uint32. `tokenizer` is the checksum of their
-    tokenizer, or 0. The shard becomes visible only in finish()."""
+    tokenizer, or 0. With `rows`, each call of append() is a row. The shard becomes visible only in finish()."""
 
-    def __init__(self, path, capacity, dtype=np.uint16, tokenizer=0):
+    def __init__(self, path, capacity, dtype=np.uint16, tokenizer=0, rows=False):
         self.path, self.capacity, self.dtype, self.tokenizer, self.tokens = path, capacity, dtype, tokenizer, 0
+        self.rows = 0 if rows else None
         self.temporary = path.with_name(f".{path.name}.tmp")
 
     def __enter__(self):
         self.file = open(self.temporary, "wb")
-        self.file.write(header(self.dtype, 0, self.tokenizer))
+        self.file.write(self.header())
         return self
 
     def __exit__(self, *trouble):
@@ -82,6 +87,9 @@ class ShardWriter:
         with contextlib.suppress(OSError):
             self.file.close()
         self.temporary.unlink(missing_ok=True)
+
+    def header(self):
+        return header(self.dtype, self.tokens, self.tokenizer, self.rows)
 
     @property
     def room(self):
@@ -93,18 +101,21 @@ class ShardWriter:
         with naming(self.path):
             self.file.write(tokens.astype(np.dtype(self.dtype).newbyteorder("<"), copy=False).tobytes())
         self.tokens += len(tokens)
+        if self.rows is not None:
+            self.rows += 1
 
     def finish(self):
         """Makes the shard visible; returns its entry in the manifest."""
         with naming(self.path):
             self.file.seek(0)
-            self.file.write(header(self.dtype, self.tokens, self.tokenizer))
+            self.file.write(self.header())
             self.file.flush()
             os.fsync(self.file.fileno())
         sha256 = checksum(self.temporary)
         os.replace(self.temporary, self.path)
         sync_folder(self.path.parent)
-        return {"file": self.path.name, "tokens": self.tokens, "sha256": sha256}
+        rows = {} if self.rows is None else {"rows": self.rows}
+        return {"file": self.path.name, "tokens": self.tokens, **rows, "sha256": sha256}
 
 
 def is_whole(path, entry):

@@ -26,7 +26,16 @@ PIECE = 1 << 14  # bytes of a piece; longer documents are cut
 LARGEST_PIECE = 1 << 23  # of 10 million characters the library gives up to find the end of a word
 
 
-class ByteTokenizer:
+class Tokenizer:
+    """What the tokenizers have in common. A piece is (text, ids before it, ids behind it)."""
+
+    def encode_pieces(self, pieces):
+        encoded = self.encode([text for text, _, _ in pieces])
+        return [np.concatenate([np.asarray(part, self.dtype) for part in (before, tokens, behind)])
+                for (_, before, behind), tokens in zip(pieces, encoded)]
+
+
+class ByteTokenizer(Tokenizer):
     """Each byte is a token. Documents are separated by a new line, and the first has none before it, so the tokens of
     a single document are its bytes."""
 
@@ -43,7 +52,7 @@ class ByteTokenizer:
         return min(position, len(document))
 
 
-class BpeTokenizer:
+class BpeTokenizer(Tokenizer):
     """Byte-level BPE: `parts` is the dictionary of a tokenizer.json. The names of special tokens within a text are
     text. `begin` and `end` are the ids before and behind each document."""
 
@@ -52,12 +61,16 @@ class BpeTokenizer:
         self.name, self.parts, self.begin, self.end = name, parts, tokenizer_checksum.begin_tokens(parts), end
         self.vocabulary = 1 + max(numbers_of(parts))
         self.dtype = np.uint16 if self.vocabulary <= 1 << 16 else np.uint32
-        self.library = tokenizers.Tokenizer.from_str(json.dumps(parts))
+        # The post-processor would also change what encodings say of places in the text.
+        self.library = tokenizers.Tokenizer.from_str(json.dumps({**parts, "post_processor": None}))
         self.library.encode_special_tokens = True
         self.library.no_truncation()
         self.library.no_padding()
         found_in_text = [added for added in parts.get("added_tokens") or [] if not added.get("special")]
         self.cuts = Cuts(tokenizer_checksum.steps(parts), found_in_text, tokenizer_checksum.normalizes(parts))
+
+    def __reduce__(self):
+        return BpeTokenizer, (self.name, self.parts, self.end)
 
     @functools.cached_property
     def checksum(self):
