@@ -55,8 +55,9 @@ def naming(path):
 
 
 @contextlib.contextmanager
-def plain_endings():
-    """Makes Ctrl-C, SIGTERM and system errors in the block end the script with one line and no traceback."""
+def plain_endings(again="continues from here"):
+    """Makes Ctrl-C, SIGTERM and system errors in the block end the script with one line and no traceback. `again` is
+    what the same command does then."""
     def stop(number, frame):
         raise SystemExit(128 + number)
 
@@ -64,11 +65,11 @@ def plain_endings():
     try:
         yield
     except KeyboardInterrupt:
-        print("\ninterrupted; the same command continues from here", file=sys.stderr)
+        print(f"\ninterrupted; the same command {again}", file=sys.stderr)
         sys.exit(130)
     except OSError as error:
-        fail(f"{error.filename or 'a file'}: {reason(error)}; after fixing that, the same command continues from here")
+        fail(f"{error.filename or 'a file'}: {reason(error)}; after fixing that, the same command {again}")
     except MemoryError:
-        fail("memory ran out; fewer --processes need less, and the same command continues from here")
+        fail(f"memory ran out; fewer --processes need less, and the same command {again}")
     finally:
         signal.signal(signal.SIGTERM, before)
