@@ -56,10 +56,9 @@ class Model:
         if reader.byte_order != "I" or self.values.get("split.count", 1) != 1:
             fail(f"{path} is big-endian, or one of several parts; give a whole file (llama-gguf-split --merge)")
         self.tensors = {tensor.name: tensor for tensor in reader.tensors}
-        self.architecture = names.ARCHITECTURES.get(self.values.get("general.architecture"))
-        if not self.architecture:
-            fail(f"{path} has the architecture {self.values.get('general.architecture')}, but only {names.KNOWN} are read; "
-                 "give another model")
+        name = str(self.values.get("general.architecture"))
+        self.architecture = names.ARCHITECTURES.get(name) or fail(
+            f"{path} has the architecture {name}, but only {names.KNOWN} are read; give another model")
         self.config = self.make_config()
         self.weights = self.find_weights()
 
@@ -79,14 +78,14 @@ class Model:
     def make_config(self):
         kind, keys = self.architecture, self.architecture.keys
         embedding = self.tensors.get("token_embd.weight") or self.refuse("has no tensor token_embd.weight")
-        defaults = {"vocab_size": int(embedding.shape[-1])}
+        defaults = {}
         if kind.name != "gpt2":
             H = self.number("attention.head_count", int)
             defaults |= {"attention.head_count_kv": H, "attention.key_length": self.number("embedding_length", int) // H,
                          "rope.freq_base": 1e4}
         config = {"architectures": [kind.its_class], "model_type": kind.name}
         for key, name in keys.items():
-            config[key] = self.number(name, float if name.endswith(("epsilon", "base")) else int, defaults.get(name))
+            config[key] = len(embedding.data) if key == "vocab_size" else self.number(name, names.kind_of(name), defaults.get(name))
         config |= {"tie_word_embeddings": "output.weight" not in self.tensors, **kind.fixed, "torch_dtype": "float32"}
         if kind.name != "gpt2":
             config["rope_scaling"] = self.rope_scaling(config)
@@ -139,7 +138,7 @@ class Tokenizer:
 
     def __init__(self, model):
         self.model, self.values = model, model.values
-        kind, pre = self.values.get("tokenizer.ggml.model"), self.values.get("tokenizer.ggml.pre")
+        kind, pre = (str(self.values.get(f"tokenizer.ggml.{key}")) for key in ("model", "pre"))
         if kind != "gpt2":
             fail(f"{model.path} has a tokenizer of the kind {kind}, but only byte-level BPE (gpt2) is read; give another model")
         if pre not in names.PRE:
@@ -150,9 +149,9 @@ class Tokenizer:
         self.tokens, self.types = (self.texts(key, kind) for key, kind in (("tokens", str), ("token_type", int)))
         if len(self.types) != len(self.tokens) or len(self.tokens) > model.config["vocab_size"]:
             model.refuse(f"has {len(self.tokens)} tokens of {len(self.types)} types for a vocabulary of {model.config['vocab_size']}")
-        self.begin = self.token("tokenizer.ggml.bos_token_id")
+        self.begin = self.token(names.BEGIN_KEY)
         self.ends = list(dict.fromkeys(id for id in map(self.token, names.END_KEYS) if id is not None))
-        self.pad = self.token("tokenizer.ggml.padding_token_id")
+        self.pad = self.token(names.PAD_KEY)
         self.begins = bool(self.values.get("tokenizer.ggml.add_bos_token", self.words.begins)) and self.begin is not None
         self.json = self.make_json()
         self.check()
@@ -218,7 +217,7 @@ class Tokenizer:
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": self.begins, "clean_up_tokenization_spaces": False,
                     "model_max_length": self.model.config[self.model.architecture.key_of("context_length")],
                     **{key: self.tokens[id] for key, id in named.items() if id is not None}}
-        if template := self.values.get("tokenizer.chat_template"):
+        if isinstance(template := self.values.get("tokenizer.chat_template"), str):
             settings["chat_template"] = template
         return {"config.json": self.model.config | ids, "generation_config.json": ids, "tokenizer.json": self.json,
                 "tokenizer_config.json": settings}

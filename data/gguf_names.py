@@ -114,6 +114,11 @@ def shape_of(text, sizes):
     return tuple(sizes[letter] for letter in text.split())
 
 
+def kind_of(name):
+    """The type of a key's numbers."""
+    return float if name.endswith(("epsilon", "base")) else int
+
+
 EPS, THETA = "rms_norm_eps", "rope_theta"
 ARCHITECTURES = {architecture.name: architecture for architecture in [
     Architecture("llama", "LlamaForCausalLM", KEYS, FIXED, {EPS: 1e-6, THETA: 1e4}, ENDS, LAYER),
@@ -168,5 +173,6 @@ PRE = {"gpt-2": Words([GPT2_WORDS]), "olmo": Words([GPT2_WORDS]), "smollm": Word
 
 # GGUF's kinds of tokens. A model may have more rows than its tokenizer has tokens.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
+BEGIN_KEY, PAD_KEY = "tokenizer.ggml.bos_token_id", "tokenizer.ggml.padding_token_id"
 # The tokens that end an answer: of the text, of a turn, of a message.
 END_KEYS = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]

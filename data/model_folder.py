@@ -43,6 +43,7 @@ def partial(out):
         with naming(out):
             out.parent.mkdir(parents=True, exist_ok=True)
             yield path
+            sync_folder(path)  # (or a file)
             os.replace(path, out)
             sync_folder(out.parent)
     finally:

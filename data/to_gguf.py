@@ -8,6 +8,7 @@ qwen2, qwen3, olmo2 or gpt2. Vectors stay in fp32. With q8_0, so does no matrix:
 becomes fp16.
 """
 
+import json
 import math
 import pathlib
 
@@ -38,9 +39,9 @@ class Model:
     def __init__(self, folder):
         self.folder = folder
         config = read_json(folder / "config.json")
-        self.architecture = names.ARCHITECTURES.get(config.get("model_type"))
-        if not self.architecture:
-            fail(f"{folder} has the model_type {config.get('model_type')}, but only {names.KNOWN} are written; give another model")
+        name = str(config.get("model_type"))
+        self.architecture = names.ARCHITECTURES.get(name) or fail(
+            f"{folder} has the model_type {name}, but only {names.KNOWN} are written; give another model")
         self.weights = model_folder.Weights(folder)
         self.config = self.complete(config)
         self.tied = config.get("tie_word_embeddings", self.architecture.name == "gpt2")
@@ -52,24 +53,29 @@ class Model:
     def complete(self, config):
         """The values of config.json for all keys of the architecture."""
         kind = self.architecture
-        for key, value in {**names.FIXED_FOR_ALL, **kind.fixed}.items():
-            if config.get(key, value) not in (value, None):
-                self.refuse(f"{key} is {config[key]}, but GGUF has only {value}; give another model")
-        if set(config.get("layer_types") or []) - {"full_attention"} or config.get("quantization_config"):
-            self.refuse("layer_types or quantization_config is given, and GGUF has no such model; give another model")
         self.rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
-        given = {**kind.defaults, **{key: value for key, value in config.items() if value is not None}}
-        given["rope_theta"] = self.rope.get("rope_theta", given.get("rope_theta"))
+        if not isinstance(self.rope, dict):
+            self.refuse(f"rope_scaling is {self.rope}; {AGAIN}")
+        given = {**kind.defaults, **{key: value for key, value in {**config, **self.rope}.items() if value is not None}}
+        for key, value in {**names.FIXED_FOR_ALL, **kind.fixed}.items():
+            if given.get(key, value) != value:
+                self.refuse(f"{key} is {given[key]}, but GGUF has only {value}; give another model")
+        if set(given.get("layer_types", [])) - {"full_attention"} or "quantization_config" in given:
+            self.refuse("layer_types or quantization_config is given, and GGUF has no such model; give another model")
         if kind.name == "gpt2":
-            given.setdefault("n_inner", 4 * given.get("n_embd", 0))
+            given.setdefault("n_inner", 4 * self.number(given, "n_embd"))
         else:
-            H = given.get("num_attention_heads") or self.refuse(f"num_attention_heads is missing; {AGAIN}")
+            H = self.number(given, "num_attention_heads")
             given.setdefault("num_key_value_heads", H)
-            given.setdefault("head_dim", given.get("hidden_size", 0) // H)
-        for key in kind.keys:
-            if not isinstance(given.get(key), (int, float)) or given[key] <= 0:
-                self.refuse(f"{key} is {given.get(key, 'missing')}; {AGAIN}")
-        return {key: given[key] for key in kind.keys} | {names.ORIGINAL: given.get(names.ORIGINAL)}
+            given.setdefault("head_dim", self.number(given, "hidden_size") // H)
+        self.original_positions = config.get(names.ORIGINAL) or self.rope.get(names.ORIGINAL) or config.get("max_position_embeddings")
+        return {key: self.number(given, key, names.kind_of(name)) for key, name in kind.keys.items()}
+
+    def number(self, given, key, kind=int):
+        value = given.get(key, "missing")
+        if not (type(value) is int or type(value) is kind) or value <= 0:
+            self.refuse(f"{key} is {value}; {AGAIN}")
+        return kind(value)
 
     def find_tensors(self):
         """[(tensor, its name in the folder)]. Fails if they are not those of the model."""
@@ -92,9 +98,9 @@ class Model:
             return None
         if kind != "llama3" or self.architecture.name != "llama":
             self.refuse(f"the rope_type is {kind}, but GGUF has only llama3, for the model_type llama; give another model")
-        original = self.config[names.ORIGINAL] or self.rope.get(names.ORIGINAL) or self.config["max_position_embeddings"]
         try:
-            return names.rope_factors({**self.rope, names.ORIGINAL: original}, self.config["rope_theta"], self.config["head_dim"])
+            scaling = {**self.rope, names.ORIGINAL: self.original_positions}
+            return names.rope_factors(scaling, self.config["rope_theta"], self.config["head_dim"])
         except (KeyError, TypeError, ValueError, ZeroDivisionError):
             self.refuse(f"the scaling of rotary positions is {self.rope}, which is not Llama 3.1's; {AGAIN}")
 
@@ -104,18 +110,18 @@ class Tokenizer:
 
     def __init__(self, model):
         self.path, self.model = model.folder / "tokenizer.json", model
-        self.json = read_json(self.path)
+        read_json(self.path)  # fails if there is none
         try:
-            tokenizers.Tokenizer.from_file(str(self.path))
+            self.json = json.loads(tokenizers.Tokenizer.from_file(str(self.path)).to_str())  # which has all the keys
         except Exception as error:  # the library raises nothing more specific
             fail(f"{self.path} is damaged ({reason(error)}); {AGAIN}")
         bpe = self.json["model"]
-        if bpe.get("type") != "BPE" or bpe.get("byte_fallback") or bpe.get("continuing_subword_prefix") or bpe.get("end_of_word_suffix"):
+        if bpe["type"] != "BPE" or bpe["byte_fallback"] or bpe["continuing_subword_prefix"] or bpe["end_of_word_suffix"]:
             self.refuse("is not a byte-level BPE")
-        self.added = {token["id"]: token for token in self.json.get("added_tokens") or []}
+        self.added = {token["id"]: token for token in self.json["added_tokens"]}
         self.texts = {id: text for text, id in bpe["vocab"].items()} | {id: token["content"] for id, token in self.added.items()}
-        if max(self.texts) >= model.config["vocab_size"]:
-            fail(f"{self.path} has the token {max(self.texts)}, but the model has only {model.config['vocab_size']}; {AGAIN}")
+        if (last := max(self.texts, default=0)) >= model.config["vocab_size"]:
+            fail(f"{self.path} has the token {last}, but the model has only {model.config['vocab_size']}; {AGAIN}")
         if any(token["lstrip"] or token["rstrip"] or token["single_word"] for token in self.added.values()):
             self.refuse("has added tokens that take spaces or words around them (lstrip, rstrip, single_word)")
         self.pre = self.find_pre()
@@ -125,21 +131,21 @@ class Tokenizer:
         fail(f"{self.path} {what}, which llama.cpp would compute in another way; give another model")
 
     def find_pre(self):
-        words = names.Words(list(self.patterns()), self.has_nfc(), bool(self.json["model"].get("ignore_merges")))
+        words = names.Words(list(self.patterns()), self.has_nfc(), self.json["model"]["ignore_merges"])
         for pre, known in names.PRE.items():
             if (known.patterns, known.nfc, known.ignore_merges) == (words.patterns, words.nfc, words.ignore_merges):
                 return pre
         self.refuse(f"splits text into words by {words.patterns}{' after NFC' * words.nfc}{' with ignore_merges' * words.ignore_merges}")
 
     def has_nfc(self):
-        kinds = [step["type"] for step in flat(self.json.get("normalizer"), "normalizers")]
+        kinds = [step["type"] for step in flat(self.json["normalizer"], "normalizers")]
         if kinds not in ([], ["NFC"]):
             self.refuse(f"normalises text by {', '.join(kinds)}")
         return bool(kinds)
 
     def patterns(self):
         """The patterns by which text is split. The last step makes bytes."""
-        steps = flat(self.json.get("pre_tokenizer"), "pretokenizers")
+        steps = flat(self.json["pre_tokenizer"], "pretokenizers")
         if not steps or steps[-1]["type"] != "ByteLevel":
             self.refuse("is not a byte-level BPE")
         for step in steps:
@@ -156,13 +162,13 @@ class Tokenizer:
 
     def begin(self):
         """The token that the post-processor puts before a text, or None."""
-        steps = [step for step in flat(self.json.get("post_processor"), "processors") if step["type"] != "ByteLevel"]
+        steps = [step for step in flat(self.json["post_processor"], "processors") if step["type"] != "ByteLevel"]
         if not steps:
             return None
         single = steps[0].get("single", [])
         if [next(iter(part)) for part in single] != ["SpecialToken", "Sequence"] or len(steps) > 1:
             self.refuse("puts other tokens around a text than one before it")
-        return next(id for id, text in self.texts.items() if text == single[0]["SpecialToken"]["id"])
+        return steps[0]["special_tokens"][single[0]["SpecialToken"]["id"]]["ids"][0]
 
     def template(self):
         """The chat template: of a file of its own, of tokenizer_config.json, or None."""
@@ -173,29 +179,32 @@ class Tokenizer:
         return file.read_text() if file.exists() else template
 
     def write(self, writer):
-        bpe, size = self.json["model"], self.model.config["vocab_size"]
+        size = self.model.config["vocab_size"]
         kinds = {id: names.CONTROL if token["special"] else names.USER_DEFINED for id, token in self.added.items()}
         writer.add_tokenizer_model("gpt2")
         writer.add_tokenizer_pre(self.pre)
         writer.add_token_list([self.texts.get(id, f"[PAD{id}]") for id in range(size)])
         writer.add_token_types([kinds.get(id, names.NORMAL if id in self.texts else names.UNUSED) for id in range(size)])
-        writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in bpe["merges"]])
-        config, generation = read_json(self.model.folder / "config.json"), read_json(self.model.folder / "generation_config.json", {})
-        ids = {key: generation.get(key, config.get(key)) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
-        begin, ends = self.begin(), ids["eos_token_id"]
-        ends = ends if isinstance(ends, list) else [ends] * (ends is not None)
-        for id in [*ends, *ids.values()]:
-            if not (id is None or id is ids["eos_token_id"] or id in self.texts):
-                fail(f"{self.model.folder} names the token {id}, which its tokenizer does not have; {AGAIN}")
-        for key, id in [*zip(names.END_KEYS, ends), ("tokenizer.ggml.bos_token_id", ids["bos_token_id"] if begin is None else begin),
-                        ("tokenizer.ggml.padding_token_id", ids["pad_token_id"])]:
-            if id is not None:
-                writer.add_uint32(key, id)
-        if len(ends) > len(names.END_KEYS):
-            say(f"note: GGUF has places for {len(names.END_KEYS)} end tokens; left out are {ends[len(names.END_KEYS):]}")
-        writer.add_add_bos_token(begin is not None)
-        if template := self.template():
+        writer.add_token_merges([" ".join(merge) for merge in self.json["model"]["merges"]])
+        for key, id in self.named_tokens():
+            writer.add_uint32(key, id)
+        writer.add_add_bos_token(self.begin() is not None)
+        if isinstance(template := self.template(), str):
             writer.add_chat_template(template)
+
+    def named_tokens(self):
+        """(key, id) of the begin token, the end tokens and the one that pads."""
+        ids = {**read_json(self.model.folder / "config.json"), **read_json(self.model.folder / "generation_config.json", {})}
+        ends = ids.get("eos_token_id")
+        ends = ends if isinstance(ends, list) else [ends]
+        if len(ends) > len(names.END_KEYS):
+            say(f"note: GGUF has keys for {len(names.END_KEYS)} end tokens; left out are {ends[len(names.END_KEYS):]}")
+        begin = ids.get("bos_token_id") if self.begin() is None else self.begin()
+        for key, id in [(names.BEGIN_KEY, begin), *zip(names.END_KEYS, ends), (names.PAD_KEY, ids.get("pad_token_id"))]:
+            if id is not None and id not in self.texts:
+                fail(f"{self.model.folder} names the token {id}, which its tokenizer does not have; {AGAIN}")
+            if id is not None:
+                yield key, id
 
 
 def flat(step, key):
@@ -242,7 +251,7 @@ def write(writer, model, tokenizer, factors, kind):
     if "head_dim" in model.config:
         values |= dict.fromkeys(names.HEAD_SIZES, model.config["head_dim"])
     for name, value in values.items():
-        add = writer.add_float32 if name.endswith(("epsilon", "base")) else writer.add_uint32
+        add = writer.add_float32 if type(value) is float else writer.add_uint32
         add(f"{model.architecture.name}.{name}", value)
     tokenizer.write(writer)
     if factors is not None:
@@ -250,10 +259,7 @@ def write(writer, model, tokenizer, factors, kind):
     for tensor, _ in model.tensors:
         stored = stored_type(tensor.gguf_shape, kind)
         shape = gguf.quant_shape_to_byte_shape(tensor.gguf_shape, stored)
-        bytes_of_number = {Type.F32: np.float32, Type.F16: np.float16}.get(stored, np.uint8)
-        if bytes_of_number is not np.uint8:
-            shape = tensor.gguf_shape
-        writer.add_tensor_info(tensor.name, shape, np.dtype(bytes_of_number), math.prod(shape) * np.dtype(bytes_of_number).itemsize, stored)
+        writer.add_tensor_info(tensor.name, shape, np.dtype(np.uint8), math.prod(shape), stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
