@@ -126,7 +126,11 @@ class Model:
 
     def read(self, name):
         tensor = self.tensors[name]
-        return gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        with np.errstate(all="ignore"):
+            array = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        if not np.isfinite(array).all():
+            self.refuse(f"has numbers in {name} that are not finite")
+        return array
 
     def weight(self, theirs):
         tensor = self.weights[theirs]

@@ -14,43 +14,12 @@ import gguf_folders  # noqa: E402
 import model_folders  # noqa: E402
 import program  # noqa: E402
 import safetensors_numpy  # noqa: E402
-from gguf_folders import CONFIGS, refused, run  # noqa: E402
+from gguf_folders import CONFIGS, check_tensors, read, refused, run  # noqa: E402
 
 import model_folder  # noqa: E402  (of data/, where dataset_scripts looks)
 import pypi  # noqa: E402
 
-Type = gguf.GGMLQuantizationType
 TEXTS = ["Hello, it's 12345 words!\n\n  I'LL be\r\n", "naïve caf\u0065\u0301 東京 🦔\t\t", f"{gguf_folders.TURN}a {gguf_folders.THOUGHT}b", "", " x"]
-
-
-def read(path):
-    """The values and the tensors of a file."""
-    reader = gguf.GGUFReader(path)
-    return {key: field.contents() for key, field in reader.fields.items()}, {tensor.name: tensor for tensor in reader.tensors}
-
-
-def rearranged(config, name, array):
-    """A tensor of a folder as GGUF has it."""
-    if config["model_type"] == "gpt2" and ".c_" in name and array.ndim == 2:
-        return array.T
-    if config["model_type"] == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
-        D = config["head_dim"]
-        return array[[head + half + i for head in range(0, len(array), D) for i in range(D // 2) for half in (0, D // 2)]]
-    return array
-
-
-def check_numbers(tensor, array, kind):
-    """A tensor of a file has the numbers of an array, rounded to its type."""
-    expected = Type.F32 if array.ndim == 1 else Type.F16 if kind == "q8_0" and array.shape[-1] % 32 else Type[kind.upper()]
-    assert tensor.tensor_type == expected and tuple(tensor.shape[::-1]) == array.shape, tensor.name
-    found = gguf.dequantize(tensor.data, tensor.tensor_type)
-    if expected == Type.Q8_0:  # half a step, and the rounding of its scale to fp16
-        largest = np.abs(array.reshape(-1, 32)).max(axis=1, keepdims=True)
-        assert (np.abs(found - array).reshape(-1, 32) <= largest * (0.5 / 127 + 2**-11)).all(), tensor.name
-    elif expected == Type.BF16:
-        assert (np.abs(found - array) <= np.abs(array) * 2**-8).all() and not (found.view(np.uint32) & 0xffff).any(), tensor.name
-    else:
-        assert (found == array.astype(np.float16 if expected == Type.F16 else np.float32)).all(), tensor.name
 
 
 @pytest.mark.parametrize("kind", ["f32", "f16", "bf16", "q8_0"])
@@ -59,14 +28,8 @@ def test_each_tensor_of_a_file(name, kind, tmp_path):
     config = CONFIGS[name]
     weights, _ = gguf_folders.write(tmp_path / "a", config)
     run("to_gguf.py", tmp_path / "a", "--out", tmp_path / "a.gguf", "--type", kind)
-    values, tensors = read(tmp_path / "a.gguf")
-    architecture = values["general.architecture"]
-    assert architecture == config["model_type"]
-    layers = values[f"{architecture}.block_count"]
-    their_names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], layers)
-    for theirs, array in weights.items():
-        check_numbers(tensors.pop(their_names.get_name(theirs, (".weight", ".bias"))), rearranged(config, theirs, array), kind)
-    assert list(tensors) == ["rope_freqs.weight"] * (name == "llama 3.1")
+    others = check_tensors(tmp_path / "a.gguf", config, weights, kind)
+    assert others == ["rope_freqs.weight"] * (name == "llama 3.1")
 
 
 @pytest.mark.parametrize("name", CONFIGS)
