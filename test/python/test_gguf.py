@@ -32,6 +32,16 @@ def test_each_tensor_of_a_file(name, kind, tmp_path):
     assert others == ["rope_freqs.weight"] * (name == "llama 3.1")
 
 
+def check_same(one, other, texts):
+    """Two tokenizers are the same. (Added tokens may be in the vocabulary, and the pattern of the words is in one of two places.)"""
+    def parts(made):
+        content = json.loads(made.to_str())
+        return [made.get_vocab(), {**content["model"], "vocab": None}, content["added_tokens"], content["normalizer"]]
+
+    assert parts(one) == parts(other)
+    assert [one.encode(text).ids for text in texts] == [other.encode(text).ids for text in texts]
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_folder_comes_back_from_its_file(name, tmp_path, monkeypatch):
     monkeypatch.setattr(model_folder, "LARGEST_FILE", 100_000)  # so there are several
@@ -48,8 +58,7 @@ def test_a_folder_comes_back_from_its_file(name, tmp_path, monkeypatch):
     assert {key: written.get(key, value) for key, value in config.items()} == config
     assert settings["chat_template"] == gguf_folders.TEMPLATE and generation == {"bos_token_id": 0, "eos_token_id": [1, 2], "pad_token_id": 1}
     again = tokenizers.Tokenizer.from_file(str(tmp_path / "b/tokenizer.json"))
-    assert again.get_vocab() == made.get_vocab()
-    assert [again.encode(text).ids for text in TEXTS] == [made.encode(text).ids for text in TEXTS]
+    check_same(again, made, TEXTS)
     # The program reads the folder, and writes the same weights.
     program.run(f"--init={tmp_path / 'b'}", "--steps=0", f"--export={tmp_path / 'c'}", f"--out-dir={tmp_path / 'run'}")
     exported = {key.removeprefix("transformer."): array for key, array in safetensors_numpy.load(tmp_path / "c/model.safetensors").items()}
@@ -90,7 +99,7 @@ def test_the_words_of_a_tokenizer_decide_its_name(pre, tmp_path):
     rewrite(tmp_path / "a.gguf", tmp_path / "b.gguf", **{"tokenizer.ggml.add_bos_token": None})
     run("from_gguf.py", tmp_path / "b.gguf", "--out", tmp_path / "b")
     again = tokenizers.Tokenizer.from_file(str(tmp_path / "b/tokenizer.json"))
-    assert [again.encode(text).ids for text in [*TEXTS, SENTENCE]] == [made.encode(text).ids for text in [*TEXTS, SENTENCE]]
+    check_same(again, made, [*TEXTS, SENTENCE])
     assert [SENTENCE[begin:end] for _, (begin, end) in again.pre_tokenizer.pre_tokenize_str(SENTENCE)] == words
 
 
@@ -231,6 +240,17 @@ def test_tokenizers_that_are_refused(what, tmp_path):
     text, message = next(change[1:] for change in changed_tokenizers() if change[0] == what)
     (tmp_path / "a/tokenizer.json").write_text(text if isinstance(text, str) else json.dumps(text))
     assert message in refused("to_gguf.py", tmp_path / "a", out=tmp_path / "b.gguf")
+
+
+def test_weights_of_half_the_bytes(tmp_path):
+    weights = {name: array.astype(np.float16).astype(np.float32) for name, array in model_folders.weights_of(QWEN2).items()}
+    rounded = {name: (array.view(np.uint32) & 0xffff0000).view(np.float32) for name, array in weights.items()}
+    for what, numbers, save in (("fp16", weights, lambda path: safetensors_numpy.save(path, {name: array.astype(np.float16) for name, array in weights.items()})),
+                                ("bf16", rounded, lambda path: safetensors_numpy.save_bf16(path, rounded))):
+        gguf_folders.write(tmp_path / what, QWEN2)
+        save(tmp_path / what / "model.safetensors")
+        run("to_gguf.py", tmp_path / what, "--out", tmp_path / f"{what}.gguf", "--type", "f32")
+        assert check_tensors(tmp_path / f"{what}.gguf", QWEN2, numbers, "f32") == []
 
 
 def test_weights_that_are_refused(tmp_path):
