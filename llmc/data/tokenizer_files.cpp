@@ -102,9 +102,15 @@ void take_ids(const Json& ids, const ByteNames& names, TokenizerParts& parts) {
     if (!ids.is_object()) user_error("its tokens are not an object of names and ids");
     std::unordered_map<std::int32_t, std::string> added;
     for (const AddedToken& token : parts.added) added.emplace(token.id, token.text);
+    // Added tokens beyond the others follow them without a gap: `tokenizers` would number them so.
+    std::int64_t next = std::ssize(ids);
     for (const AddedToken& token : parts.added) {
         const Json& id = at(ids, token.text.c_str());
         if (!id.is_null() && id != token.id) user_error("'{}' has two ids", one_line(token.text));
+        if (id.is_null() && token.id != next)
+            user_error("the id of '{}' is {}, and not the next one, {}", one_line(token.text), token.id,
+                       next);
+        if (id.is_null()) ++next;
     }
     for (const auto& [name, value] : ids.items()) {
         const std::int32_t id = id_in(value, name);

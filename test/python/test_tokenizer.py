@@ -30,12 +30,12 @@ def parts_of(name):
     parts["model"]["ignore_merges"] = changes.get("ignore_merges", False)
     parts["normalizer"] = changes.get("normalizer")
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
-    parts["added_tokens"] += [{**plain, "id": 900, "content": "<tag>", "normalized": True}, {**plain, "id": 901, "content": "<tag> x"},
-                              {**plain, "id": 902, "content": "<mask>", "lstrip": True, "rstrip": True}]
+    more = [{"content": "<tag>", "normalized": True}, {"content": "<tag> x"}, {"content": "<mask>", "lstrip": True, "rstrip": True}]
+    parts["added_tokens"] += [{**plain, **token, "id": number} for number, token in enumerate(more, len(parts["model"]["vocab"]))]
     return parts
 
 
-@pytest.mark.parametrize("name", made_tokenizers.PATTERNS)
+@pytest.mark.parametrize("name", [name for name in made_tokenizers.PATTERNS if name != "single letters"])  # it has a .
 def test_ids_and_texts_are_those_of_tokenizers(tmp_path, seed, name):
     parts = parts_of(name)
     made_tokenizers.write(tmp_path, parts)

@@ -234,7 +234,7 @@ class JsonTokenizer : public testing::Test {
             "post_processor": {"type": "TemplateProcessing",
                 "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
                 "special_tokens": {"<s>": {"id": "<s>", "ids": [7], "tokens": ["<s>"]}}},
-            "model": {"type": "BPE", "vocab": {"<tag>": 0, "l": 1, "o": 2, "w": 3, "lo": 4, "low": 5, "Ġ": 6, "a": 8},
+            "model": {"type": "BPE", "vocab": {"<tag>": 0, "l": 1, "o": 2, "w": 3, "lo": 4, "low": 5, "Ġ": 6, "<s>": 7, "a": 8},
                       "merges": ["l o", ["lo", "w"]]}})")) {
         fs::create_directories(folder_);
     }
@@ -318,7 +318,10 @@ TEST_F(JsonTokenizer, RefusesByName) {
     has("/model/merges/1", "lo", "merge 2: expected two tokens");
     has("/model/merges/1", "w o", "merge 2: 'wo' has no id");
     has("/added_tokens/1/id", 1, "'<tag>' has two ids");
-    has("/added_tokens/0/id", 1, "'l' and '<s>' have the same id");
+    has("/added_tokens/0/id", 1, "'<s>' has two ids");
+    has("/added_tokens/-", {{"id", 10}, {"content", "<x>"}},
+        "the id of '<x>' is 10, and not the next one, 9");
+    has("/added_tokens/-", {{"id", 1}, {"content", "<x>"}}, "the id of '<x>' is 1, and not the next one, 9");
     has("/added_tokens/0/single_word", true, "single_word");
     has("/post_processor/type", "BertProcessing", "BertProcessing");
     EXPECT_EQ(refusal_with("/version", "1.0"), "");
