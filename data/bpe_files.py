@@ -11,6 +11,7 @@ are GPT-2's own files, byte for byte; their checksums say so.
 import base64
 import hashlib
 import json
+import math
 import pathlib
 import sys
 import tempfile
@@ -38,7 +39,7 @@ def parts(token, ranks):
     """The two tokens that were merged into this one: what is left if only earlier merges are applied."""
     pieces = [token[i:i + 1] for i in range(len(token))]
     while len(pieces) > 2:
-        rank, i = min((ranks.get(a + b, END_OF_TEXT), i) for i, (a, b) in enumerate(zip(pieces, pieces[1:])))
+        rank, i = min((ranks.get(a + b, math.inf), i) for i, (a, b) in enumerate(zip(pieces, pieces[1:])))
         if rank >= ranks[token]:
             raise ValueError(f"token {ranks[token]} is not the merge of two earlier tokens")
         pieces[i:i + 2] = [pieces[i] + pieces[i + 1]]

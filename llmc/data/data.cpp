@@ -200,7 +200,35 @@ void require_tokenizer(Data& data, const std::vector<std::string>& files, const 
 }
 
 std::string describe(const std::string& what, const TokenSource& source) {
-    return what + ", " + plural(source.tokens(), "token");
+    const std::string tokens = fmt::format("{}, {}", what, plural(source.tokens(), "token"));
+    if (source.rows().empty()) return tokens;
+    std::int64_t targets = 0;
+    for (const Row& row : source.rows()) targets += row.targets;
+    return fmt::format("{} in {}, of which {} count", tokens,
+                       plural(std::ssize(source.rows()), "conversation"), grouped(targets));
+}
+
+// A row is one sample.
+void require_rows(const std::vector<std::string>& files, const TokenSource& source,
+                  std::int64_t sequence_length, const char* option) {
+    std::int64_t longest = 0;
+    for (const Row& row : source.rows()) longest = std::max(longest, row.tokens);
+    for (const Row& row : source.rows()) {
+        const std::string& file = files[row.shard];
+        if (row.targets == 0) {
+            user_error(
+                "{}: the conversation at token {} of '{}' has no token that the loss counts; leave it out",
+                option, row.first, file);
+        }
+        if (row.tokens > sequence_length + 1) {
+            user_error(
+                "{}: the conversation at token {} of '{}' has {}, more than --seq-len {} and one more; give "
+                "--seq-len {}, or "
+                "make them shorter with `python data/chat.py --max-tokens {}`",
+                option, row.first, file, plural(row.tokens, "token"), sequence_length, longest - 1,
+                sequence_length + 1);
+        }
+    }
 }
 
 std::string shards_text(const std::string& pattern, std::size_t count) {
@@ -320,6 +348,7 @@ void open_training(Data& data, const DataOptions& options) {
         if (options.trains && options.val_data.empty() && !note.empty()) data.notes.push_back(note);
         data.training = open_token_shards(found.files, options.vocabulary, "--train-data");
         require_tokenizer(data, found.files, *data.training, options, "--train-data");
+        require_rows(found.files, *data.training, options.sequence_length, "--train-data");
         take_files(data, options.train_data, found, *data.training, options.vocabulary);
         data.training_description =
             describe(shards_text(options.train_data, found.files.size()), *data.training);
@@ -352,6 +381,7 @@ void open_validation(Data& data, const DataOptions& options) {
     } else {
         data.validation = open_token_shards(found.files, options.vocabulary, "--val-data");
         require_tokenizer(data, found.files, *data.validation, options, "--val-data");
+        require_rows(found.files, *data.validation, options.sequence_length, "--val-data");
         data.validation_description =
             describe(shards_text(options.val_data, found.files.size()), *data.validation);
     }
@@ -361,6 +391,7 @@ void open_validation(Data& data, const DataOptions& options) {
 
 // "2 of 3 shards, 12 tokens: a sample needs 17 tokens in a row (--seq-len 16 and one more)".
 std::string too_short(const TokenSource& source, std::int64_t sequence_length) {
+    if (!source.rows().empty()) return "";
     std::int64_t count = 0, tokens = 0;
     for (std::size_t shard = 0; shard < source.shards(); ++shard) {
         if (source.tokens(shard) > sequence_length) continue;
@@ -380,6 +411,12 @@ void count_training_windows(Data& data, const DataOptions& options) {
             "--train-data is too short: {}; a sample needs {} in a row (--seq-len {} and one more); give "
             "more text or a smaller --seq-len",
             data.training_description, plural(T + 1, "token"), T);
+    }
+    if (windows < options.sequences && !data.training->rows().empty()) {
+        user_error(
+            "--train-data is too short: {}; one step needs {}; give more, or a --global-batch-tokens of at "
+            "most {}",
+            data.training_description, plural(options.sequences, "conversation"), windows * T);
     }
     if (windows < options.sequences) {
         user_error(
@@ -411,7 +448,9 @@ Data open_data(const DataOptions& options) {
             data.validation_description);
     }
     const std::int64_t tokens = data.training->tokens() + (data.validation ? data.validation->tokens() : 0);
-    if (has_training && tokens <= unigram_limit) {
+    const bool has_rows =
+        !data.training->rows().empty() || (data.validation && !data.validation->rows().empty());
+    if (has_training && tokens <= unigram_limit && !has_rows) {
         data.unigram_loss = unigram_loss(*data.training, data.validation ? *data.validation : *data.training,
                                          options.vocabulary);
     }

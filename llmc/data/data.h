@@ -48,7 +48,7 @@ struct Data {
     // The loss of a unigram model on the validation source, in nats per token; on the training source if
     // there is no validation. The probability of a token is proportional to its count in the training source
     // plus one. This takes a pass over all tokens, so it is left out if training and validation have more
-    // than 100 million together.
+    // than 100 million together; and for conversations, of which only some tokens count.
     std::optional<double> unigram_loss;
     // The entropy of the validation source in nats per token (Stories::entropy), for the embedded stories
     // only.

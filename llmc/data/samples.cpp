@@ -13,6 +13,17 @@
 namespace llmc {
 namespace {
 
+// Fills the inputs and the targets of a row, and pads them.
+void read_row(const TokenSource& source, const Row& row, std::span<std::int32_t> inputs,
+              std::span<std::int32_t> targets) {
+    const auto real = static_cast<std::size_t>(row.tokens - 1);
+    check(real <= inputs.size() && inputs.size() == targets.size(), "a row fits the sequence");
+    source.read(row.shard, row.first, inputs.first(real));
+    source.read_targets(row.shard, row.first + 1, targets.first(real));
+    std::ranges::fill(inputs.subspan(real), 0);
+    std::ranges::fill(targets.subspan(real), ignored_target);
+}
+
 // The shard of a window, given the number of each shard's first window.
 std::size_t shard_of(const std::vector<std::int64_t>& first_window, std::int64_t window) {
     check(window >= 0 && window < first_window.back(), "a window is inside the source");
@@ -56,6 +67,7 @@ std::int64_t Permutation::operator()(std::int64_t index) const {
 }
 
 std::int64_t training_windows(const TokenSource& source, std::int64_t sequence_length) {
+    if (!source.rows().empty()) return std::ssize(source.rows());
     std::int64_t windows = 0;
     for (std::size_t shard = 0; shard < source.shards(); ++shard)
         windows += (source.tokens(shard) - 1) / sequence_length;
@@ -64,17 +76,37 @@ std::int64_t training_windows(const TokenSource& source, std::int64_t sequence_l
 
 TrainingSamples::TrainingSamples(const TokenSource& source, std::int64_t sequence_length, std::uint64_t seed)
     : source_(source), sequence_length_(sequence_length), seed_(seed), first_window_{0} {
-    for (std::size_t shard = 0; shard < source.shards(); ++shard) {
+    if (has_rows()) first_window_.push_back(std::ssize(source.rows()));
+    for (std::size_t shard = 0; shard < source.shards() && !has_rows(); ++shard) {
         const std::int64_t pairs = std::max<std::int64_t>(source.tokens(shard) - 1, 0);
         first_window_.push_back(first_window_.back() + pairs / sequence_length);
     }
 }
 
-TrainingSamples::Window TrainingSamples::window(std::int64_t sample) const {
+std::uint64_t TrainingSamples::epoch_seed(std::int64_t sample) const {
     check(sample >= 0 && windows() > 0, "samples count from 0, in a source of at least one window");
-    const std::int64_t epoch = sample / windows();
-    const std::uint64_t epoch_seed = RandomStream(seed_, "epoch").bits(static_cast<std::uint64_t>(epoch));
-    const std::int64_t window = Permutation(epoch_seed, windows())(sample % windows());
+    return RandomStream(seed_, "epoch").bits(static_cast<std::uint64_t>(sample / windows()));
+}
+
+std::int64_t TrainingSamples::place(std::int64_t sample, std::uint64_t epoch_seed) const {
+    return Permutation(epoch_seed, windows())(sample % windows());
+}
+
+const Row& TrainingSamples::row(std::int64_t sample) const {
+    return source_.rows()[static_cast<std::size_t>(place(sample, epoch_seed(sample)))];
+}
+
+std::int64_t TrainingSamples::targets(std::int64_t first, std::int64_t samples) const {
+    if (!has_rows()) return samples * sequence_length_;
+    std::int64_t targets = 0;
+    for (std::int64_t i = 0; i < samples; ++i) targets += row(first + i).targets;
+    return targets;
+}
+
+TrainingSamples::Window TrainingSamples::window(std::int64_t sample) const {
+    check(!has_rows(), "a sample of rows is no window");
+    const std::uint64_t epoch_seed = this->epoch_seed(sample);
+    const std::int64_t window = place(sample, epoch_seed);
     const std::size_t shard = shard_of(first_window_, window);
     const std::int64_t left_over = (source_.tokens(shard) - 1) % sequence_length_;
     const std::uint64_t phase =
@@ -86,6 +118,7 @@ void TrainingSamples::read(std::int64_t sample, std::span<std::int32_t> inputs,
                            std::span<std::int32_t> targets) const {
     check(std::ssize(inputs) == sequence_length_ && inputs.size() == targets.size(),
           "T inputs and T targets");
+    if (has_rows()) return read_row(source_, row(sample), inputs, targets);
     const auto [shard, first] = window(sample);
     source_.read(shard, first, inputs);
     source_.read(shard, first + 1, targets);
@@ -93,6 +126,10 @@ void TrainingSamples::read(std::int64_t sample, std::span<std::int32_t> inputs,
 
 ValidationWindows::ValidationWindows(const TokenSource& source, std::int64_t sequence_length)
     : source_(source), sequence_length_(sequence_length), first_window_{0} {
+    if (!source.rows().empty()) {
+        first_window_.push_back(std::ssize(source.rows()));
+        return;
+    }
     for (std::size_t shard = 0; shard < source.shards(); ++shard) {
         const std::int64_t targets = source.tokens(shard) - 1;
         first_window_.push_back(first_window_.back() + (targets + sequence_length - 1) / sequence_length);
@@ -102,6 +139,10 @@ ValidationWindows::ValidationWindows(const TokenSource& source, std::int64_t seq
 std::int64_t ValidationWindows::targets(std::int64_t windows) const {
     check(windows >= 0 && windows <= this->windows(), "windows of the source");
     std::int64_t targets = 0;
+    if (!source_.rows().empty()) {
+        for (const Row& row : source_.rows().first(static_cast<std::size_t>(windows))) targets += row.targets;
+        return targets;
+    }
     for (std::size_t shard = 0; shard < source_.shards() && first_window_[shard] < windows; ++shard) {
         targets += std::min(source_.tokens(shard) - 1, (windows - first_window_[shard]) * sequence_length_);
     }
@@ -112,6 +153,8 @@ void ValidationWindows::read(std::int64_t window, std::span<std::int32_t> inputs
                              std::span<std::int32_t> targets) const {
     check(std::ssize(inputs) == sequence_length_ && inputs.size() == targets.size(),
           "T inputs and T targets");
+    if (!source_.rows().empty())
+        return read_row(source_, source_.rows()[static_cast<std::size_t>(window)], inputs, targets);
     const std::size_t shard = shard_of(first_window_, window);
     const std::int64_t first = (window - first_window_[shard]) * sequence_length_;
     const auto real = static_cast<std::size_t>(std::min(sequence_length_, source_.tokens(shard) - 1 - first));

@@ -27,13 +27,17 @@ class Permutation {
     int half_bits_ = 0;
 };
 
-// The number of samples in an epoch of the source. Shard i gives (tokens_i - 1) / T of them, rounded down.
+// The number of samples in an epoch of the source: a row is one. Without rows, shard i gives (tokens_i - 1) / T of them,
+// rounded down.
 std::int64_t training_windows(const TokenSource& source, std::int64_t sequence_length);
 
 // A sample is a window of T+1 consecutive tokens of one shard: its first T are the inputs, its last T the
 // targets. Windows share no target. An epoch visits each window once, in its own order. Each shard has
 // (tokens_i - 1) mod T tokens left over. Its first window therefore begins at a random offset from 0 to that
 // number, new in each epoch.
+//
+// A source of rows has a sample for each of them: its tokens, then padding. Targets that do not count, and those of the
+// padding, are ignored_target; the inputs of the padding are 0.
 class TrainingSamples {
   public:
     // `source` must outlive the object. Without a window in it, there are no samples to read.
@@ -52,7 +56,16 @@ class TrainingSamples {
     // Fills T inputs and T targets.
     void read(std::int64_t sample, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) const;
 
+    bool has_rows() const { return !source_.rows().empty(); }
+    // The targets that count in so many samples from `first` on. They are known without reading the samples.
+    std::int64_t targets(std::int64_t first, std::int64_t samples) const;
+
   private:
+    // The number of a sample within its epoch's order, which the seed of the epoch gives.
+    std::int64_t place(std::int64_t sample, std::uint64_t epoch_seed) const;
+    std::uint64_t epoch_seed(std::int64_t sample) const;
+    const Row& row(std::int64_t sample) const;
+
     const TokenSource& source_;
     std::int64_t sequence_length_;
     std::uint64_t seed_;
@@ -75,7 +88,8 @@ struct BatchShare {
 };
 
 // The whole source in order: every token except the first of each shard is a target exactly once. A shard's
-// last window may have fewer than T targets: the missing ones are ignored_target (-1), with input 0.
+// last window may have fewer than T targets: the missing ones are ignored_target (-1), with input 0. A source of rows has a
+// window for each.
 class ValidationWindows {
   public:
     // `source` must outlive the object.

@@ -17,6 +17,7 @@
 #include "llmc/core/error.h"
 #include "llmc/core/text.h"
 #include "llmc/data/shard_names.h"
+#include "llmc/device/ops.h"
 
 namespace llmc {
 
@@ -95,19 +96,20 @@ std::uint32_t token_at(const std::uint8_t* stored, std::size_t index) {
 }
 
 // Converts stored tokens of type T to int32 and checks them against the vocabulary. They are part of `all`,
-// where they begin at token `position`.
+// where they begin at token `position`. `bits` are those of a token, without flags.
 template <class T>
 void convert(const std::uint8_t* stored, std::span<std::int32_t> out, std::int64_t vocabulary,
-             const std::string& name, std::int64_t position, std::span<const std::uint8_t> all) {
+             const std::string& name, std::int64_t position, std::span<const std::uint8_t> all,
+             std::uint32_t bits = ~0U) {
     std::uint32_t largest = 0;
     for (std::size_t i = 0; i < out.size(); ++i) {
-        const auto token = token_at<T>(stored, i);
+        const auto token = token_at<T>(stored, i) & bits;
         out[i] = static_cast<std::int32_t>(token);
         largest = std::max(largest, token);
     }
     if (largest < vocabulary) return;
     for (std::size_t i = 0; i < all.size() / sizeof(T); ++i)
-        largest = std::max(largest, token_at<T>(all.data(), i));
+        largest = std::max(largest, token_at<T>(all.data(), i) & bits);
     for (std::size_t i = 0; i < out.size(); ++i) {
         const auto token = static_cast<std::uint32_t>(out[i]);
         if (token < vocabulary) continue;
@@ -164,8 +166,9 @@ class Shard {
                 option, path_, magic);
         }
         token_bytes_ = static_cast<std::size_t>(*bits / 8);
+        has_rows_ = *bits == 32 && version == version_of_rows;
         const int known_version = *bits == 32 ? 7 : 1;
-        if (version != known_version) {
+        if (version != known_version && !has_rows_) {
             user_error(
                 "{}: '{}' is a token shard of version {}, but only version {} is supported; convert it",
                 option, path_, version, known_version);
@@ -182,6 +185,28 @@ class Shard {
         if (tokens == 0) user_error("{}: '{}' holds no tokens; leave it out", option, path_);
         tokens_ = tokens;
         std::memcpy(&tokenizer_, file_.bytes().data() + sizeof(header), sizeof(tokenizer_));
+        if (has_rows_) require_rows(option);
+    }
+
+    bool has_rows() const { return has_rows_; }
+    // Appends the rows of this shard, which is one of several.
+    void append_rows(std::size_t shard, std::vector<Row>& rows) const {
+        for (std::int64_t i = 0; i < tokens_; ++i) {
+            const std::uint32_t stored = stored_row_token(i);
+            if ((stored & begins_row) != 0) {
+                rows.push_back({shard, i, 0, 0});
+            } else if ((stored & is_counted) != 0) {  // the first token of a row is no target
+                ++rows.back().targets;
+            }
+            ++rows.back().tokens;
+        }
+    }
+    void read_targets(std::int64_t first, std::span<std::int32_t> out, std::int64_t vocabulary) const {
+        read(first, out, vocabulary);
+        for (std::size_t i = 0; has_rows_ && i < out.size(); ++i) {
+            if ((stored_row_token(first + static_cast<std::int64_t>(i)) & is_counted) == 0)
+                out[i] = ignored_target;
+        }
     }
 
     std::int64_t tokens() const { return tokens_; }
@@ -195,14 +220,34 @@ class Shard {
         if (token_bytes_ == 2) {
             convert<std::uint16_t>(stored, out, vocabulary, path_, first, all);
         } else {
-            convert<std::uint32_t>(stored, out, vocabulary, path_, first, all);
+            convert<std::uint32_t>(stored, out, vocabulary, path_, first, all, has_rows_ ? ~flags : ~0U);
         }
     }
 
   private:
+    static constexpr int version_of_rows = 8;
+    static constexpr std::uint32_t is_counted = 1U << 31, begins_row = 1U << 30,
+                                   flags = is_counted | begins_row;
+
+    std::uint32_t stored_row_token(std::int64_t index) const {
+        return token_at<std::uint32_t>(file_.bytes().data() + header_bytes, static_cast<std::size_t>(index));
+    }
+
+    // The header's number of rows, and a row for every token.
+    void require_rows(const std::string& option) const {
+        std::int64_t rows = 0;
+        for (std::int64_t i = 0; i < tokens_; ++i) rows += (stored_row_token(i) & begins_row) != 0 ? 1 : 0;
+        const auto expected = token_at<std::int32_t>(file_.bytes().data(), 5);
+        if (rows != expected || (stored_row_token(0) & begins_row) == 0) {
+            user_error("{}: '{}' is damaged: its header says {}, but its tokens begin {}; make it again",
+                       option, path_, plural(expected, "row"), grouped(rows));
+        }
+    }
+
     std::string path_;
     MappedFile file_;
     std::size_t token_bytes_ = 0;
+    bool has_rows_ = false;
     std::int64_t tokens_ = 0;
     std::uint64_t tokenizer_ = 0;
 };
@@ -212,6 +257,14 @@ class ShardSource final : public TokenSource {
     ShardSource(const std::vector<std::string>& paths, std::int64_t vocabulary, const std::string& option)
         : vocabulary_(vocabulary) {
         for (const std::string& path : paths) shards_.push_back(std::make_unique<Shard>(path, option));
+        for (std::size_t i = 0; i < shards_.size(); ++i) {
+            if (shards_[i]->has_rows() != shards_[0]->has_rows())
+                user_error(
+                    "{}: one of '{}' and '{}' has conversations, and the other plain text; give files of one "
+                    "kind",
+                    option, paths[0], paths[i]);
+            if (shards_[i]->has_rows()) shards_[i]->append_rows(i, rows_);
+        }
     }
 
     std::size_t shards() const override { return shards_.size(); }
@@ -220,12 +273,17 @@ class ShardSource final : public TokenSource {
         return std::ranges::count_if(shards_, [](const auto& shard) { return shard->token_bytes() == 2; });
     }
     std::uint64_t tokenizer_of(std::size_t shard) const override { return shards_.at(shard)->tokenizer(); }
+    std::span<const Row> rows() const override { return rows_; }
     void read(std::size_t shard, std::int64_t first, std::span<std::int32_t> out) const override {
         shards_.at(shard)->read(first, out, vocabulary_);
+    }
+    void read_targets(std::size_t shard, std::int64_t first, std::span<std::int32_t> out) const override {
+        shards_.at(shard)->read_targets(first, out, vocabulary_);
     }
 
   private:
     std::vector<std::unique_ptr<const Shard>> shards_;  // a mapping has one owner and does not move
+    std::vector<Row> rows_;
     std::int64_t vocabulary_;
 };
 

@@ -40,6 +40,13 @@ class MappedFile {
     std::size_t size_ = 0;
 };
 
+// A conversation in a token shard: consecutive tokens that make a sample of their own, of which only some are targets.
+struct Row {
+    std::size_t shard;
+    std::int64_t first, tokens;  // the index of its first token, and their number
+    std::int64_t targets;        // those that the loss counts
+};
+
 // Sequences of tokens, called token shards, each a separate text. (Not the shards of a rank.) Reading is
 // const, and several threads may read at once.
 class TokenSource {
@@ -53,9 +60,16 @@ class TokenSource {
     // The checksum of the tokenizer that made a shard (tokenizer.h); 0 if it does not say.
     virtual std::uint64_t tokenizer_of(std::size_t /*shard*/) const { return 0; }
 
+    // The conversations that the shards are divided into, in order; none if they are plain text.
+    virtual std::span<const Row> rows() const { return {}; }
+
     // Reads tokens first ... first + out.size() - 1 of a shard. UserError for a token outside the vocabulary:
     // it names the file, the position in it, the token and the vocabulary.
     virtual void read(std::size_t shard, std::int64_t first, std::span<std::int32_t> out) const = 0;
+    // Reads them as targets: those that the loss does not count are ignored_target.
+    virtual void read_targets(std::size_t shard, std::int64_t first, std::span<std::int32_t> out) const {
+        read(shard, first, out);
+    }
 };
 
 // A text of one token per byte, which is one shard. `name` is for messages; `owner` keeps the bytes alive.
@@ -75,8 +89,10 @@ std::optional<int> bits_of_tokens(std::span<const std::uint8_t> bytes);
 
 // Opens token shards: a header of 256 int32, then tokens, all little-endian. The header begins with
 // (20240520, 1, tokens) for uint16 tokens and with (20240801, 7, tokens) for uint32 tokens; the lower and the upper half
-// of the tokenizer's checksum follow, or zeros. Each file is a shard, in the given order; both kinds may be mixed. UserError for a file that does not have this form or
-// does not match its header; the message begins with `option` ("--train-data").
+// of the tokenizer's checksum follow, or zeros. Each file is a shard, in the given order; both kinds may be mixed.
+// Shards of conversations begin with (20240801, 8, tokens). Behind the checksum they have the number of rows; bit 31 of a
+// token says that the loss counts it, and bit 30 that a row begins with it. UserError for a file that does not have this
+// form or does not match its header; the message begins with `option` ("--train-data").
 std::unique_ptr<TokenSource> open_token_shards(const std::vector<std::string>& paths, std::int64_t vocabulary,
                                                const std::string& option);
 

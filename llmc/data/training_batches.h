@@ -31,6 +31,13 @@ class TrainingBatches {
     void read(std::int64_t step_first, std::int64_t index, std::span<std::int32_t> inputs,
               std::span<std::int32_t> targets);
 
+    // The targets that count in the step, over all ranks.
+    std::int64_t targets(std::int64_t step_first) const {
+        return samples_.targets(step_first, share_.global_sequences);
+    }
+    // Whether some do not count.
+    bool has_rows() const { return samples_.has_rows(); }
+
   private:
     struct Place {
         std::int64_t step_first, index;

@@ -233,6 +233,7 @@ void MetricsWriter::write(const StepMetrics& metrics) {
         {"phase_ms", phases},
         {"time", seconds_since_1970()},
     };
+    if (metrics.targets) line["targets"] = *metrics.targets;
     if (metrics.model_flops_utilization) line["mfu"] = rounded(*metrics.model_flops_utilization, 4);
     if (const auto& disk = metrics.disk)
         line["disk"] = {{"read_bytes", disk->read_bytes},

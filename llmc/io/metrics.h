@@ -30,7 +30,9 @@ struct StepMetrics {
     double loss = 0;                    // on the step's batch, before its update
     std::optional<double> grad_norm{};  // before clipping; none if the step was skipped
     double learning_rate = 0;
-    std::int64_t tokens = 0;  // trained on since step 1
+    std::int64_t tokens = 0;  // trained on since step 1, with those of padding
+    // Those of the step that the loss counts, where some do not count.
+    std::optional<std::int64_t> targets{};
     double tokens_per_second = 0;
     double step_ms = 0;
     PhaseTimes phase_ms;

@@ -172,10 +172,12 @@ StepMetrics Trainer::train_step(TrainingBatches& batches) {
     const auto start = std::chrono::steady_clock::now();
     Update update = next_update();
     const auto global_tokens = static_cast<double>(plan_.spec.global_batch_tokens);
+    // The loss is the mean over the targets of the whole step. Every rank counts them all, without a message.
+    const std::int64_t targets = batches.targets(progress_.samples);
     run(plan_.training, {.load = std::ref(load),  // std::ref: allocates nothing
                          .sequences = B,
                          .step = progress_.step + 1,
-                         .loss_scale = static_cast<float>(scaler_.scale() / global_tokens),
+                         .loss_scale = static_cast<float>(scaler_.scale() / static_cast<double>(targets)),
                          .gradient_seed = options_.seed,
                          .update = waiting_,
                          .records_amax = fp8_.is_delayed()});
@@ -183,7 +185,7 @@ StepMetrics Trainer::train_step(TrainingBatches& batches) {
     // Before the next all-gather of updated parameters, which would hide a difference.
     if (is_due(options_.check_replicas_every, progress_.step + 1)) require_equal_replicas();
     const StepResults results = executor_.results();
-    const double loss = results.loss_sum / global_tokens;
+    const double loss = results.loss_sum / static_cast<double>(targets);
     const double norm = std::sqrt(results.norm_squared) / scaler_.scale();
     const bool is_skipped = scaler_.skips() && std::isfinite(loss) && !std::isfinite(norm);
     // With the update of the step before, also if a validation or a save has finished it.
@@ -221,6 +223,7 @@ StepMetrics Trainer::train_step(TrainingBatches& batches) {
             .grad_norm = is_skipped ? std::nullopt : std::optional(norm),
             .learning_rate = update.adamw.learning_rate,
             .tokens = tokens(),
+            .targets = batches.has_rows() ? std::optional(targets) : std::nullopt,
             .tokens_per_second = global_tokens / elapsed.count(),
             .step_ms = 1e3 * elapsed.count(),
             .phase_ms = phases,

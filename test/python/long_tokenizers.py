@@ -43,9 +43,18 @@ def of_ranks(ranks, pattern, special, first_id=0, **changes):
     def name(token):
         return "".join(characters[byte] for byte in token)
 
-    ordered = sorted(ranks, key=ranks.get)
-    merges = [tuple(map(name, bpe_files.parts(token, ranks))) for token in ordered if len(token) > 1]
-    begin = first_id + len(ranks) if first_id == 0 else 0
+    def merge(token):
+        """No merge for a few tokens, which only a word as a whole can become."""
+        try:
+            return [tuple(map(name, bpe_files.parts(token, ranks)))] * (len(token) > 1)
+        except ValueError:
+            return []
+
+    merges = [pair for token in sorted(ranks, key=ranks.get) for pair in merge(token)]
+    vocab = {name(token): first_id + rank for token, rank in ranks.items()}
+    begin = 0 if first_id else len(ranks)
+    if first_id:
+        vocab |= {token: number for number, token in enumerate(special)}
     split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
     of_bytes = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
@@ -54,7 +63,7 @@ def of_ranks(ranks, pattern, special, first_id=0, **changes):
             "decoder": {**of_bytes, "use_regex": True},
             "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None,
                       "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
-                      "vocab": {name(token): first_id + rank for token, rank in ranks.items()}, "merges": merges}, **changes}
+                      "vocab": vocab, "merges": merges}, **changes}
 
 
 def llama3(folder):
