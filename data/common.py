@@ -108,10 +108,14 @@ def add_tokens_options(parser):
                         help="make tokens of gpt2 (default), bytes, or the tokenizer in the folder NAME: a tokenizer.json and its settings")
     parser.add_argument("--train-tokenizer", type=number(tokenizer_training.SMALLEST, 1 << 24), metavar="N",
                         help="train a tokenizer of N tokens on the text to train on, write it beside the shards, and use it")
-    parser.add_argument("--shard-tokens", type=number(16, shards.LARGEST_SHARD), default=100_000_000, metavar="N",
-                        help="write N tokens per shard (default: 100 million)")
     parser.add_argument("--limit-tokens", type=number(20), metavar="N",
                         help="for a quick trial, stop after N tokens; a tenth of them is for validation, if the dataset has validation text")
+    add_shard_options(parser)
+
+
+def add_shard_options(parser):
+    parser.add_argument("--shard-tokens", type=number(16, shards.LARGEST_SHARD), default=100_000_000, metavar="N",
+                        help="write N tokens per shard (default: 100 million)")
     parser.add_argument("--processes", type=number(1, 1024), default=len(os.sched_getaffinity(0)), metavar="N",
                         help="tokenize with N processes (default: one per core); the shards are the same for any N")
     parser.add_argument("--overwrite", action="store_true", help="make all shards again and replace those in the folder")
@@ -192,7 +196,7 @@ def trained_tokenizer(arguments, plan):
     out, size = arguments.out, arguments.train_tokenizer
     manifest = None if arguments.overwrite else shards.read_manifest(out)
     if manifest:
-        refuse_other_settings(out, plan, manifest["settings"], {**manifest["settings"], "train_tokenizer": size})
+        refuse_other_settings(out, plan.source, manifest["settings"], {**manifest["settings"], "train_tokenizer": size})
     if manifest is None or not (out / "tokenizer.json").is_file():
         say(f"training a tokenizer of {size:,} tokens")
         tokenizer_training.train(training_texts(arguments, plan), size, out)
@@ -220,11 +224,11 @@ def validation_capacity(arguments):
     return min(arguments.shard_tokens, arguments.limit_tokens // 10 if arguments.limit_tokens else arguments.shard_tokens)
 
 
-def refuse_other_settings(out, plan, earlier, settings):
+def refuse_other_settings(out, source, earlier, settings):
     """Fails if the folder's shards were made with other settings."""
     key = next((key for key in {**earlier, **settings} if earlier.get(key) != settings.get(key)), None)
     if key == "inputs":  # the checksums of the files in `source`
-        fail(f"{plan.source}: the text has changed since the first shards in {out}; give --overwrite to make them again, or "
+        fail(f"{source}: the text has changed since the first shards in {out}; give --overwrite to make them again, or "
              "another --out")
     if key:
         fail(f"{out} has shards of another run, with {key} {earlier.get(key)} instead of {settings.get(key)}; give the same "
@@ -264,7 +268,7 @@ class Writing:
         if manifest is None:
             manifest = {"finished": False, "settings": self.settings, "files": [], "shards": [], "complete": []}
         else:
-            refuse_other_settings(self.out, self.plan, manifest["settings"], self.settings)
+            refuse_other_settings(self.out, self.plan.source, manifest["settings"], self.settings)
         for name in shards.keep_whole_shards(self.out, manifest):
             say(f"{self.out / name} is missing or damaged: writing it and the later shards again")
         shards.write_manifest(self.out, manifest)

@@ -57,17 +57,22 @@ class BpeTokenizer(Tokenizer):
     text. `begin` and `end` are the ids before and behind each document."""
 
     def __init__(self, name, parts, end):
-        import tokenizers
         self.name, self.parts, self.begin, self.end = name, parts, tokenizer_checksum.begin_tokens(parts), end
         self.vocabulary = 1 + max(numbers_of(parts))
         self.dtype = np.uint16 if self.vocabulary <= 1 << 16 else np.uint32
-        # The post-processor would also change what encodings say of places in the text.
-        self.library = tokenizers.Tokenizer.from_str(json.dumps({**parts, "post_processor": None}))
+        self.library = self.of_special_tokens()
         self.library.encode_special_tokens = True
-        self.library.no_truncation()
-        self.library.no_padding()
         found_in_text = [added for added in parts.get("added_tokens") or [] if not added.get("special")]
         self.cuts = Cuts(tokenizer_checksum.steps(parts), found_in_text, tokenizer_checksum.normalizes(parts))
+
+    def of_special_tokens(self):
+        """The library's tokenizer, which finds special tokens in a text."""
+        import tokenizers
+        # The post-processor would also change what encodings say of places in the text.
+        library = tokenizers.Tokenizer.from_str(json.dumps({**self.parts, "post_processor": None}))
+        library.no_truncation()
+        library.no_padding()
+        return library
 
     def __reduce__(self):
         return BpeTokenizer, (self.name, self.parts, self.end)
@@ -108,13 +113,18 @@ def open_tokenizer(source):
     """The tokenizer of the option --tokenizer: gpt2, bytes or a folder. Ends the script if that cannot be had."""
     if source == "bytes":
         return ByteTokenizer()
-    if trouble := why_not("tokenizers"):
-        fail(f"--tokenizer {source} needs the Python module tokenizers, which {trouble}")
+    require_library(source)
     if source == "gpt2":
         if why := bpe_files.make():
             fail(f"GPT-2's BPE files cannot be made: {why}; give a folder that has them with --tokenizer DIR")
         return read_folder(bpe_files.FOLDER)
     return read_folder(pathlib.Path(source))
+
+
+def require_library(source):
+    """Ends the script if the library is not there."""
+    if trouble := why_not("tokenizers"):
+        fail(f"--tokenizer {source} needs the Python module tokenizers, which {trouble}")
 
 
 def read_folder(folder):

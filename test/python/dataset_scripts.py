@@ -113,3 +113,17 @@ def hub_of(repository, files, folder=""):
         served[f"/datasets/{repository}/resolve/c0ffee/{folder}{name}"] = File(b"", location=f"/store/{name}", headers=headers)
         served[f"/store/{name}"] = File(body)
     return served
+
+
+def read_rows(path):
+    """The rows of a shard of conversations, as (ids, whether the loss counts each). Its header must be right."""
+    data = pathlib.Path(path).read_bytes()
+    header, words = np.frombuffer(data[:1024], "<u4"), np.frombuffer(data[1024:], "<u4")
+    begins = np.flatnonzero(words >> 30 & 1)
+    assert header[:3].tolist() == [20240801, 8, len(words)] and header[5] == len(begins) and not header[6:].any()
+    assert begins[0] == 0 and not (words[begins] >> 31).any()  # a first token is no target
+    return [(row & 0x3FFFFFFF, row >> 31 == 1) for row in np.split(words, begins[1:])]
+
+
+def rows_of(folder, split):
+    return [row for path in sorted(folder.glob(f"{split}_*.bin")) for row in read_rows(path)]

@@ -1,0 +1,194 @@
+"""Makes rows of conversations: their tokens, and which of them the loss counts. Not run by itself: chat.py uses it.
+
+A row is the text that the model's chat template makes of a conversation. Counted is what answers add to the text that
+asks for them, with the end of the turn, or what the template marks. Where later turns change what was said before, as
+some templates leave out earlier thoughts, each answer has a row in which it alone counts.
+"""
+
+import collections
+import contextlib
+import json
+
+import numpy as np
+
+from chat_template import Refused, Renderer
+from documents import to_bytes
+from shards import COUNTED, ROW
+from terminal import fail
+
+SPEAKERS = {"human": "user", "gpt": "assistant"}  # the names of roles where a message is {"from", "value"}
+ANSWERS = "assistant"
+INSTRUCTIONS = ("system", "developer")
+
+# Why conversations are left out, and what happened to others.
+REASONS = SPECIAL, LONG, SILENT, UNLIKE, REFUSED = (
+    "with special tokens", "too long", "without an answer", "whose answers do not begin with their prompts",
+    "refused by the template")
+SHORTENED, TURNS = "shortened", "turns left out"
+
+
+class Unlike(Exception):
+    """The text that asks for an answer is not that before the answer."""
+
+
+def read(line, place):
+    """The messages and the tools in a line of a .jsonl file; `place` names it in messages."""
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):  # RecursionError: nested too deeply
+        fail(f"{place}: not JSON; a .jsonl file has one conversation per line")
+    if not isinstance(entry, dict):
+        fail(f"{place}: not an object; a conversation is one with `messages`")
+    messages = entry.get("messages", entry.get("conversations"))
+    if messages is None and {"prompt", "completion"} <= entry.keys():
+        messages = [{"role": "user", "content": entry["prompt"]}, {"role": ANSWERS, "content": entry["completion"]}]
+    if not isinstance(messages, list):
+        fail(f"{place}: no list in `messages` or `conversations`, and no `prompt` with `completion` (its fields: "
+             f"{', '.join(sorted(entry))})")
+    return [message_of(message, f"{place}, message {i}") for i, message in enumerate(messages, 1)], clean(entry.get("tools"))
+
+
+def message_of(message, place):
+    """A message as templates take it. Like transformers, without the keys whose value is null."""
+    message = {key: value for key, value in message.items() if value is not None} if isinstance(message, dict) else {}
+    if "from" in message and "role" not in message:
+        speaker = message.pop("from")
+        message["role"] = SPEAKERS.get(speaker, speaker) if isinstance(speaker, str) else speaker
+        message["content"] = message.pop("value", None)
+    if not isinstance(message.get("role"), str):
+        fail(f"{place}: no role; each message has `role` and `content`, or `from` and `value`")
+    if not isinstance(message.get("content"), str) and not (message.get("content") is None and message.get("tool_calls")):
+        fail(f"{place}: its content is not text")
+    return clean(message)
+
+
+def clean(value):
+    """The value of JSON with text that is valid UTF-8."""
+    if isinstance(value, str):
+        return to_bytes(value).decode()
+    if isinstance(value, dict):
+        return {clean(key): clean(entry) for key, entry in value.items()}
+    return [clean(entry) for entry in value] if isinstance(value, list) else value
+
+
+def texts_in(value):
+    """All texts in the value of JSON."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (dict, list)):
+        for entry in [*value, *value.values()] if isinstance(value, dict) else value:
+            yield from texts_in(entry)
+
+
+def shorter(messages):
+    """The conversation without one of its turns: of those in the middle the oldest, then the first one. A turn is what
+    a user says, with all that follows. None if there is only one turn."""
+    head = next((i for i, message in enumerate(messages) if message["role"] not in INSTRUCTIONS), 0)
+    begins = [i for i in range(head, len(messages)) if i == head or messages[i]["role"] == "user"]
+    if len(begins) < 2:
+        return None
+    first = 1 if len(begins) > 2 else 0
+    return messages[:begins[first]] + messages[begins[first + 1]:]
+
+
+class Conversations:
+    """An encoder of lines (encode.py); a piece is (line, its place in words). Each result is (rows as a shard has them, how
+    often what happened, why the template refused the conversation or None)."""
+
+    def __init__(self, tokenizer, template, special, date, most_tokens):
+        self.arguments = tokenizer, template, special, date, most_tokens
+        self.tokenizer, self.template, self.special, self.most_tokens = tokenizer, template, special, most_tokens
+        self.renderer = Renderer(template, special, date)
+        self.library = tokenizer.of_special_tokens()
+        self.written = [added["content"] for added in tokenizer.parts.get("added_tokens") or [] if added.get("special") and added["content"]]
+
+    def __reduce__(self):
+        return Conversations, self.arguments
+
+    def close(self):
+        self.renderer.close()
+
+    def require_texts(self):
+        """Ends the script if the template ignores contents that are text."""
+        probes = [{"role": "user", "content": "qUserq"}, {"role": ANSWERS, "content": "qAnswerq"}]
+        with contextlib.suppress(Refused):
+            text, _ = self.renderer.render((probes, False, None))[0]
+            if not all(probe["content"] in text for probe in probes):
+                fail("the chat template does not write messages whose content is text; give another one with --template FILE")
+
+    def encode_pieces(self, pieces):
+        return [self.encode_line(line, place) for line, place in pieces]
+
+    def encode_line(self, line, place):
+        messages, tools = read(line, place)
+        counts = collections.Counter()
+        while messages and messages[-1]["role"] != ANSWERS:  # nothing answers these
+            messages.pop()
+        try:
+            return self.rows_of(messages, tools, counts), counts, None
+        except Unlike:
+            return [], collections.Counter({UNLIKE: 1}), None
+        except Refused as error:
+            return [], collections.Counter({REFUSED: 1}), str(error)
+
+    def rows_of(self, messages, tools, counts):
+        if not messages:
+            counts[SILENT] += 1
+            return []
+        if any(special in text for text in texts_in([messages, tools]) for special in self.written):
+            counts[SPECIAL] += 1
+            return []
+        if self.whole(messages, tools) is None:
+            answers = [messages[:i + 1] for i, message in enumerate(messages) if message["role"] == ANSWERS]
+            rows = [self.fitting(answer, tools, counts, self.last_answer) for answer in answers]
+        else:
+            rows = [self.fitting(messages, tools, counts, self.whole)]
+        kept = [row for row in rows if row is not None]
+        counts[LONG] += len(rows) - len(kept)
+        silent = [not (row & COUNTED).any() for row in kept]
+        counts[SILENT] += bool(silent) and all(silent)
+        return [row for row, is_silent in zip(kept, silent) if not is_silent]
+
+    def fitting(self, messages, tools, counts, render):
+        """The row of a conversation, without as many turns as must leave; None if one turn is too long."""
+        turns = 0
+        while messages:
+            row = self.encode(*(render(messages, tools) or self.last_answer(messages, tools)))
+            if len(row) <= self.most_tokens:
+                counts.update({SHORTENED: turns > 0, TURNS: turns})
+                return row
+            messages, turns = shorter(messages), turns + 1
+        return None
+
+    def whole(self, messages, tools):
+        """The text of a conversation that ends with an answer, and the places of all answers in it. None if the text up
+        to an answer changes when it goes on."""
+        if self.renderer.is_marked:
+            return self.renderer.render((messages, False, tools))[0]
+        answers = [i for i, message in enumerate(messages) if message["role"] == ANSWERS]
+        found = self.renderer.render(*(request for i in answers for request in (
+            (messages[:i], True, tools), (messages[:i + 1], False, tools))))
+        texts = [text for text, _ in found]
+        places = [self.added(asked, answered) for asked, answered in zip(texts[::2], texts[1::2])]
+        return (texts[-1], places) if all(map(texts[-1].startswith, texts[1::2])) else None
+
+    def last_answer(self, messages, tools):
+        """The text of a conversation, and the place of its last answer."""
+        (asked, _), (answered, _) = self.renderer.render((messages[:-1], True, tools), (messages, False, tools))
+        return answered, [self.added(asked, answered)]
+
+    @staticmethod
+    def added(asked, answered):
+        if not answered.startswith(asked):
+            raise Unlike
+        return [len(asked), len(answered)]
+
+    def encode(self, text, places):
+        """The row of a text. A token counts if its first byte is in one of the places, given in characters."""
+        encoding = self.library.encode(text, add_special_tokens=False)
+        row = np.array(encoding.ids, np.uint32)
+        begins = np.array([begin for begin, _ in encoding.offsets], np.int64)
+        for first, end in places:
+            row[(first <= begins) & (begins < end)] |= COUNTED
+        row[:1] = row[:1] & ~np.uint32(COUNTED) | ROW  # the first token is no target
+        return row
