@@ -46,15 +46,20 @@ UNFINISHED = ".unfinished"
 def parse():
     parser = Parser(__doc__)
     parser.add_argument("files", nargs="*", metavar="FILE", help=".jsonl file of conversations")
-    parser.add_argument("--tokenizer", type=pathlib.Path, metavar="DIR", help="the model's folder, with its tokenizer and template")
-    parser.add_argument("--template", type=pathlib.Path, metavar="FILE", help="use this chat template instead of the folder's")
+    parser.add_argument("--tokenizer", type=pathlib.Path, metavar="DIR",
+                        help="the model's folder, with its tokenizer and template")
+    parser.add_argument("--template", type=pathlib.Path, metavar="FILE",
+                        help="use this chat template instead of the folder's")
     parser.add_argument("--max-tokens", type=common.number(2, 1 << 30), default=2048, metavar="N",
                         help="of a longer conversation, leave out whole turns (default: 2048)")
     parser.add_argument("--val-fraction", type=fraction, default=fractions.Fraction(1, 10), metavar="X",
-                        help="keep this fraction of the conversations, at the end, for validation (default: 0.1; 0: none)")
-    parser.add_argument("--date", type=day, default="2024-07-26", metavar="YYYY-MM-DD", help="the date that templates may write (default: 2024-07-26)")
-    parser.add_argument("--format", type=pathlib.Path, metavar="DIR", help=f"write only {FORMAT}, into this model's folder")
-    parser.add_argument("--out", type=pathlib.Path, metavar="DIR", help="write the results to DIR (default: data/ and the name of the first file)")
+                        help="keep this fraction, the last conversations, for validation (default: 0.1; 0: none)")
+    parser.add_argument("--date", type=day, default="2024-07-26", metavar="YYYY-MM-DD",
+                        help="the date that templates may write (default: 2024-07-26)")
+    parser.add_argument("--format", type=pathlib.Path, metavar="DIR",
+                        help=f"write only {FORMAT}, into this model's folder")
+    parser.add_argument("--out", type=pathlib.Path, metavar="DIR",
+                        help="write the results to DIR (default: data/ and the name of the first file)")
     common.add_shard_options(parser)
     arguments = parser.parse_args()
     if bool(arguments.files) == bool(arguments.format):
@@ -80,9 +85,10 @@ def main():
         for file in arguments.files:
             require_text(pathlib.Path(file))
         require_library(arguments.tokenizer)
-        out = arguments.out or pathlib.Path(os.path.relpath(common.ROOT / "data" / pathlib.Path(arguments.files[0]).stem))
-        encoder = Conversations(read_folder(arguments.tokenizer), read_template(arguments.tokenizer, arguments.template),
-                                special_texts(arguments.tokenizer), arguments.date, arguments.max_tokens)
+        folder, name = arguments.tokenizer, pathlib.Path(arguments.files[0]).stem
+        out = arguments.out or pathlib.Path(os.path.relpath(common.ROOT / "data" / name))
+        encoder = Conversations(read_folder(folder), read_template(folder, arguments.template), special_texts(folder),
+                                arguments.date, arguments.max_tokens)
         with contextlib.closing(encoder):
             encoder.require_texts()
             with shards.locked(out):
@@ -106,7 +112,8 @@ def format_file(*template):
         found = chat_format.find(*template, Renderer)
         return (json.dumps(found, ensure_ascii=False, indent=1) + "\n").encode(), None
     except chat_format.NoFormat as error:
-        return None, f"the chat template does more than to put texts around each role's, which is all that `--chat` can do: {error}"
+        return None, ("the chat template does more than to put texts around each role's, which is all that `--chat` can "
+                      f"do: {error}")
 
 
 def lines_of(files):
@@ -126,11 +133,13 @@ class Writing:
         tokenizer = encoder.tokenizer
         self.source = ", ".join(arguments.files)
         self.settings = shards.in_utf8({
-            "dataset": "conversations", "source": ", ".join(pathlib.Path(file).name for file in arguments.files),
+            "dataset": "conversations",
+            "source": ", ".join(pathlib.Path(file).name for file in arguments.files),
             "inputs": [shards.checksum(file) for file in arguments.files], "tokenizer": tokenizer.name,
             "vocabulary": tokenizer.vocabulary, "checksum": f"{tokenizer.checksum:016x}",
-            "template": chat_format.checksum(encoder.template), "date": arguments.date, "max_tokens": arguments.max_tokens,
-            "val_fraction": str(arguments.val_fraction), "shard_tokens": arguments.shard_tokens})
+            "template": chat_format.checksum(encoder.template), "date": arguments.date,
+            "max_tokens": arguments.max_tokens, "val_fraction": str(arguments.val_fraction),
+            "shard_tokens": arguments.shard_tokens})
         # How often what happened; the tokens of the longest row; and why the template refused a conversation.
         self.counts, self.longest, self.refusal = {}, 0, None
 
@@ -162,7 +171,8 @@ class Writing:
             row, number = next(rows, None), int(split == "train")
             while row is not None:
                 path = place / f"{split}_{number:06}.bin"
-                with shards.ShardWriter(path, capacity, np.uint32, self.encoder.tokenizer.checksum, rows=True) as writer:
+                checksum = self.encoder.tokenizer.checksum
+                with shards.ShardWriter(path, capacity, np.uint32, checksum, rows=True) as writer:
                     while row is not None and len(row) <= writer.room:
                         writer.append(row)
                         row = next(rows, None)
@@ -171,7 +181,8 @@ class Writing:
 
     def rows_of(self, split, lines, count):
         """The rows of a split. Counts what happens."""
-        counts = self.counts[split] = collections.Counter(dict.fromkeys(("conversations", "rows", "tokens", "counted", *REASONS), 0))
+        names = ("conversations", "rows", "tokens", "counted", *REASONS)
+        counts = self.counts[split] = collections.Counter(dict.fromkeys(names, 0))
         pieces = itertools.chain(((None, *line) for line in lines), [None])
         encoded = encode_in_order(pieces, self.encoder, self.arguments.processes)
         with contextlib.closing(encoded), progress(split, " conversations", count) as bar:
@@ -189,20 +200,23 @@ class Writing:
 
     def left_out(self):
         """In words, or nothing."""
-        return ", ".join(f"{self.total(why):,} {why}" + f" ({self.refusal})" * (why == REFUSED) for why in REASONS if self.total(why))
+        reasons = [why for why in REASONS if self.total(why)]
+        return ", ".join(f"{self.total(why):,} {why}" + f" ({self.refusal})" * (why == REFUSED) for why in reasons)
 
     def require_answers(self):
         train = self.counts["train"]
         if train["counted"] == 0:
-            fail(f"{self.source}: there is no answer to learn from; of {self.total('conversations'):,} conversations, of which "
-                 f"{train['conversations']:,} are to train on, are left out: {self.left_out() or 'none'}")
+            fail(f"{self.source}: there is no answer to learn from; of {self.total('conversations'):,} conversations, "
+                 f"of which {train['conversations']:,} are to train on, are left out: {self.left_out() or 'none'}")
         if self.total("counted") == self.total("tokens") - self.total("rows"):
-            fail("the chat template marks all tokens as answers, so nothing would be asked; give another one with --template FILE")
+            fail("the chat template marks all tokens as answers, so nothing would be asked; give another one with "
+                 "--template FILE")
 
     def publish(self, place, entries):
         """Replaces the shards of the folder by those in `place`."""
-        files = [{"file": file, "sha256": sha256} for file, sha256 in zip(self.arguments.files, self.settings["inputs"])]
-        manifest = {"finished": False, "settings": self.settings, "files": shards.in_utf8(files), "shards": [], "complete": []}
+        inputs = zip(self.arguments.files, self.settings["inputs"])
+        files = shards.in_utf8([{"file": file, "sha256": sha256} for file, sha256 in inputs])
+        manifest = {"finished": False, "settings": self.settings, "files": files, "shards": [], "complete": []}
         shards.write_manifest(self.out, manifest)
         for path in [*shards.shards_in(self.out), self.out / FORMAT]:
             path.unlink(missing_ok=True)
@@ -214,8 +228,8 @@ class Writing:
             say(f"note: {why}")
         else:
             shards.write_whole(self.out / FORMAT, content)
-        shards.write_manifest(self.out, {**manifest, "finished": True, "shards": entries, "complete": ["train", "val"], "tokens": tokens,
-                                         "conversations": self.counts})
+        manifest |= {"finished": True, "shards": entries, "complete": ["train", "val"], "tokens": tokens}
+        shards.write_manifest(self.out, {**manifest, "conversations": self.counts})
 
     def tell(self):
         folder, train, val = common.in_root(self.out), self.counts["train"], self.counts["val"]
@@ -223,10 +237,11 @@ class Writing:
             say(f"left out: {left_out}")
         if self.total(SHORTENED):
             say(f"{SHORTENED}: {self.total(SHORTENED):,} rows, by {self.total(TURNS):,} turns")
-        say(f"{folder}: {train['rows']:,} rows to train on, {val['rows']:,} to validate on; the loss counts {self.total('counted'):,} of "
-            f"{self.total('tokens'):,} tokens")
+        say(f"{folder}: {train['rows']:,} rows to train on, {val['rows']:,} to validate on; the loss counts "
+            f"{self.total('counted'):,} of {self.total('tokens'):,} tokens")
         validation = f" --val-data {common.shell_pattern(folder, 'val')}" if val["rows"] else ""
-        say(f"train with: ./train_gpt --init {shlex.quote(str(common.in_root(self.arguments.tokenizer)))} --seq-len {self.longest} "
+        model = shlex.quote(str(common.in_root(self.arguments.tokenizer)))
+        say(f"train with: ./train_gpt --init {model} --seq-len {self.longest} "
             f"--train-data {common.shell_pattern(folder, 'train')}{validation}")
 
 

@@ -1,5 +1,5 @@
-"""Finds what a chat template puts around the text of each role, so that a program without Jinja can do the same. Not run by
-itself: chat.py uses it.
+"""Finds what a chat template puts around the text of each role, so that a program without Jinja can do the same. Not run
+by itself: chat.py uses it.
 
 A conversation is then the joined text of
 
@@ -21,8 +21,9 @@ from chat_template import Refused
 
 DRAWN = 200
 PROBES = {"system": "qSystemq", "user": "qUserq", "assistant": "qAnswerq"}
-WORDS = ["Hello", " world", "?", "\n", "\n\n", "  ", "\t", "é", "東京", "🦔", "1234", "{{ x }}", "{% if %}", "'", '"', "\\", "(", ")", "#", ":", "<b>",
-         "&amp;", "<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "[INST]", "[/INST]", "<|", "|>", "system", "user", "assistant"]
+WORDS = ["Hello", " world", "?", "\n", "\n\n", "  ", "\t", "é", "東京", "🦔", "1234", "'", '"', "\\", "(", ")", "#", ":",
+         "{{ x }}", "{% if %}", "<b>", "&amp;", "<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>",
+         "[INST]", "[/INST]", "<|", "|>", "system", "user", "assistant"]
 OTHER_DATE = "2019-03-05"
 
 
@@ -31,7 +32,8 @@ class NoFormat(Exception):
 
 
 def find(template, special, date, open_renderer):
-    """The form of a template, as a dictionary. open_renderer(template, special, date) makes a renderer. Raises NoFormat."""
+    """The form of a template, as a dictionary; open_renderer(template, special, date) makes a renderer. Raises
+    NoFormat."""
     renderer, later = (open_renderer(template, special, day) for day in (date, OTHER_DATE))
     try:
         found = around(renderer, special)
@@ -115,7 +117,8 @@ def joined(found, messages):
 def prove(found, renderer):
     numbers = random.Random(1)
     for _ in range(DRAWN):
+        roles = ["system"] * numbers.randint(0, 1) + ["user", "assistant"] * numbers.randint(0, 4) + ["user"]
         messages = [{"role": role, "content": "".join(numbers.choices(WORDS, k=numbers.randint(role == "user", 9)))}
-                    for role in ["system"] * numbers.randint(0, 1) + ["user", "assistant"] * numbers.randint(0, 4) + ["user"]]
+                    for role in roles]
         if renderer.render((messages, True, None))[0][0] != joined(found, messages):
             raise NoFormat("what stands around a message depends on the messages")

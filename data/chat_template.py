@@ -1,5 +1,5 @@
-"""A model's chat template: a text in Jinja that makes one text of a conversation. Run by itself only as the process that
-renders.
+"""A model's chat template: a text in Jinja that makes one text of a conversation. Run by itself only as the process
+that renders.
 
 A template comes with a model and can do what it likes, so it is rendered in Jinja's sandbox, in a process that has no
 environment, may open no files, and has a limit of memory and of time. It sees what transformers shows it. The date
@@ -34,7 +34,8 @@ def read_template(folder, file=None):
     if isinstance(found, list):  # several, with names
         found = next((entry.get("template") for entry in found if entry.get("name") == "default"), None)
     if not isinstance(found, str):
-        fail(f"{folder} has no chat template, neither in chat_template.jinja nor in tokenizer_config.json; give one with --template FILE")
+        fail(f"{folder} has no chat template, neither in chat_template.jinja nor in tokenizer_config.json; give one "
+             "with --template FILE")
     return found
 
 
@@ -56,14 +57,14 @@ class Renderer:
     if the template is no Jinja, or takes too long or too much memory."""
 
     def __init__(self, template, special, date):
-        environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
-        self.process = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment,
-                                        start_new_session=True)  # (Ctrl-C is for this process)
+        self.process = subprocess.Popen(
+            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            env={"PYTHONPATH": os.pathsep.join(sys.path)}, start_new_session=True)  # (Ctrl-C is not for that process)
         self.is_marked = self.ask({"template": template, "special": special, "date": date})["marked"]
 
     def render(self, *requests):
-        """Each request is (messages, whether an answer is to follow, tools). Returns (text, marks) of each; marks are the
-        places [begin, end] that {% generation %} encloses, in characters. Raises Refused."""
+        """Each request is (messages, whether an answer is to follow, tools). Returns (text, marks) of each; marks are
+        the places [begin, end] that {% generation %} encloses, in characters. Raises Refused."""
         return [self.answer_of(found) for found in self.ask(requests)]
 
     @staticmethod
@@ -142,7 +143,8 @@ def environment_of(date):
 
 def rendered(template, marks, special, messages, answers, tools):
     marks.written, marks.found = [], []
-    for block in template.generate(messages=messages, tools=tools, documents=None, add_generation_prompt=answers, **special):
+    shown = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": answers, **special}
+    for block in template.generate(shown):
         marks.written.append(block)
     return {"text": "".join(marks.written), "marks": marks.found}
 
@@ -158,7 +160,8 @@ def attempt(compute, *arguments):
 
 
 def serve():
-    """Answers each line of standard input with a line: first {"template", "special", "date"}, then lists of requests."""
+    """Answers each line of standard input with a line: first {"template", "special", "date"}, then lists of
+    requests."""
     def next_request():
         return json.loads(sys.stdin.buffer.readline() or b"null")
 
@@ -169,7 +172,8 @@ def serve():
     begin = next_request()
     environment, marks = environment_of(begin["date"])
     # Python reads some modules only when something is compiled and rendered.
-    environment.from_string("{% for x in [1] %}{{ x | tojson | trim }}{% break %}{% endfor %}{{ strftime_now('%d') }}").render()
+    first = "{% for x in [1] %}{{ x | tojson | trim }}{% break %}{% endfor %}{{ strftime_now('%d') }}"
+    environment.from_string(first).render()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
     template = attempt(environment.from_string, begin["template"])

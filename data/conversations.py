@@ -45,7 +45,8 @@ def read(line, place):
     if not isinstance(messages, list):
         fail(f"{place}: no list in `messages` or `conversations`, and no `prompt` with `completion` (its fields: "
              f"{', '.join(sorted(entry))})")
-    return [message_of(message, f"{place}, message {i}") for i, message in enumerate(messages, 1)], clean(entry.get("tools"))
+    messages = [message_of(message, f"{place}, message {i}") for i, message in enumerate(messages, 1)]
+    return messages, clean(entry.get("tools"))
 
 
 def message_of(message, place):
@@ -57,7 +58,8 @@ def message_of(message, place):
         message["content"] = message.pop("value", None)
     if not isinstance(message.get("role"), str):
         fail(f"{place}: no role; each message has `role` and `content`, or `from` and `value`")
-    if not isinstance(message.get("content"), str) and not (message.get("content") is None and message.get("tool_calls")):
+    content = message.get("content")
+    if not isinstance(content, str) and not (content is None and message.get("tool_calls")):
         fail(f"{place}: its content is not text")
     return clean(message)
 
@@ -92,15 +94,15 @@ def shorter(messages):
 
 
 class Conversations:
-    """An encoder of lines (encode.py); a piece is (line, its place in words). Each result is (rows as a shard has them, how
-    often what happened, why the template refused the conversation or None)."""
+    """An encoder of lines (encode.py); a piece is (line, its place in words). Each result is (rows as a shard has them,
+    how often what happened, why the template refused the conversation or None)."""
 
     def __init__(self, tokenizer, template, special, date, most_tokens):
         self.arguments = tokenizer, template, special, date, most_tokens
         self.tokenizer, self.template, self.special, self.most_tokens = tokenizer, template, special, most_tokens
         self.renderer = Renderer(template, special, date)
         self.library = tokenizer.of_special_tokens()
-        self.written = [added["content"] for added in tokenizer.parts.get("added_tokens") or [] if added.get("special") and added["content"]]
+        self.written = tokenizer.special()
 
     def __reduce__(self):
         return Conversations, self.arguments
@@ -114,7 +116,8 @@ class Conversations:
         with contextlib.suppress(Refused):
             text, _ = self.renderer.render((probes, False, None))[0]
             if not all(probe["content"] in text for probe in probes):
-                fail("the chat template does not write messages whose content is text; give another one with --template FILE")
+                fail("the chat template does not write messages whose content is text; give another one with "
+                     "--template FILE")
 
     def encode_pieces(self, pieces):
         return [self.encode_line(line, place) for line, place in pieces]

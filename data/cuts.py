@@ -54,7 +54,8 @@ def alternatives(pattern):
         kind, text, atoms, place = token.lastgroup, token[0], found[-1], token.end()
         if kind == "atom":
             folded = any(opened == "(?i:" for opened, _ in groups)
-            atoms.append(Atom(f"(?i:{text})" if folded else text, ahead=any(opened in ("(?=", "(?!") for opened, _ in groups)))
+            ahead = any(opened in ("(?=", "(?!") for opened, _ in groups)
+            atoms.append(Atom(f"(?i:{text})" if folded else text, ahead=ahead))
             last = len(atoms) - 1
         elif kind == "open":
             groups.append((text, len(atoms)))

@@ -1,10 +1,10 @@
 """Token shards and their manifest. Not run by itself: the dataset scripts use it.
 
-A shard is a file in the common .bin format. The header is 256 int32: 20240520, 1 for tokens of uint16 or 20240801, 7 for
-uint32, the number of tokens, the low and the high half of the tokenizer's checksum, then zeros. Then come the tokens.
-A shard of rows has 20240801, 8, the same, and the number of rows; two bits of its uint32 tokens say what each is (COUNTED,
-ROW). All is little-endian. A shard appears under its name only when it is whole. The manifest then has its checksum, and
-the position in the source at which the next shard begins.
+A shard is a file in the common .bin format. The header is 256 int32: 20240520, 1 for tokens of uint16 or 20240801, 7
+for uint32, the number of tokens, the low and the high half of the tokenizer's checksum, then zeros. Then come the
+tokens. A shard of rows has 20240801, 8, the same, and the number of rows; two bits of its uint32 tokens say what each is
+(COUNTED, ROW). All is little-endian. A shard appears under its name only when it is whole. The manifest then has its
+checksum, and the position in the source at which the next shard begins.
 """
 
 import contextlib
@@ -69,8 +69,8 @@ def header(dtype, tokens, tokenizer, rows):
 
 
 class ShardWriter:
-    """A context that writes one shard of up to `capacity` tokens of uint16 or uint32. `tokenizer` is the checksum of their
-    tokenizer, or 0. With `rows`, each call of append() is a row. The shard becomes visible only in finish()."""
+    """A context that writes one shard of up to `capacity` tokens of uint16 or uint32. `tokenizer` is the checksum of
+    their tokenizer, or 0. With `rows`, each call of append() is a row. The shard becomes visible only in finish()."""
 
     def __init__(self, path, capacity, dtype=np.uint16, tokenizer=0, rows=False):
         self.path, self.capacity, self.dtype, self.tokenizer, self.tokens = path, capacity, dtype, tokenizer, 0

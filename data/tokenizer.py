@@ -62,8 +62,12 @@ class BpeTokenizer(Tokenizer):
         self.dtype = np.uint16 if self.vocabulary <= 1 << 16 else np.uint32
         self.library = self.of_special_tokens()
         self.library.encode_special_tokens = True
-        found_in_text = [added for added in parts.get("added_tokens") or [] if not added.get("special")]
+        found_in_text = [added for added in added_of(parts) if not added.get("special")]
         self.cuts = Cuts(tokenizer_checksum.steps(parts), found_in_text, tokenizer_checksum.normalizes(parts))
+
+    def special(self):
+        """The texts of the special tokens."""
+        return [added["content"] for added in added_of(self.parts) if added.get("special")]
 
     def of_special_tokens(self):
         """The library's tokenizer, which finds special tokens in a text."""
@@ -83,7 +87,8 @@ class BpeTokenizer(Tokenizer):
 
     def encode(self, texts):
         try:
-            encoded = self.library.encode_batch_fast([text.decode(errors="replace") for text in texts], add_special_tokens=False)
+            encoded = self.library.encode_batch_fast([text.decode(errors="replace") for text in texts],
+                                                     add_special_tokens=False)
         except BaseException as error:
             if type(error).__name__ != "PanicException":  # the library's own exception, whose class cannot be named
                 raise
@@ -103,8 +108,8 @@ def cut(document, tokenizer):
     while begin < len(document):
         end = tokenizer.cut(document, begin + PIECE) if begin + PIECE < len(document) else len(document)
         if end - begin > LARGEST_PIECE:
-            fail(f"a document has {end - begin:,} bytes in a row in which the tokenizer's words may have no end; put spaces "
-                 "between its words, or use another tokenizer")
+            fail(f"a document has {end - begin:,} bytes in a row in which the tokenizer's words may have no end; put "
+                 "spaces between its words, or use another tokenizer")
         yield bytes(document[begin:end])
         begin = end
 
@@ -155,19 +160,24 @@ def check(parts):
     model = parts["model"]
     if model.get("type", "BPE") != "BPE":
         raise Unsupported(f"a model of type {model['type']}")
-    if named := [name for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback") if model.get(name)]:
-        raise Unsupported(f"a BPE with {named[0]}")
+    for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"):
+        if model.get(name):
+            raise Unsupported(f"a BPE with {name}")
     try:
         tokenizer_checksum.normalizes(parts)
         tokenizer_checksum.steps(parts)
     except ValueError as error:
         raise Unsupported(str(error)) from None
-    if "ByteLevel" not in {part["type"] for part in tokenizer_checksum.members(parts.get("pre_tokenizer"), "pretokenizers")}:
+    if not any(part["type"] == "ByteLevel" for part in tokenizer_checksum.pre_tokenizers(parts)):
         raise Unsupported("no pre-tokenizer of type ByteLevel")
 
 
+def added_of(parts):
+    return parts.get("added_tokens") or []
+
+
 def numbers_of(parts):
-    return [*parts["model"]["vocab"].values(), *(added["id"] for added in parts.get("added_tokens") or [])]
+    return [*parts["model"]["vocab"].values(), *(added["id"] for added in added_of(parts))]
 
 
 def read_json(path):
@@ -185,7 +195,7 @@ def read_json(path):
 
 def end_token(folder, parts):
     """The id of the token behind each document: that at which generation ends, the first if there are several."""
-    ids = {**parts["model"]["vocab"], **{added["content"]: added["id"] for added in parts.get("added_tokens") or []}}
+    ids = {**parts["model"]["vocab"], **{added["content"]: added["id"] for added in added_of(parts)}}
     for name in ("generation_config.json", "config.json"):
         found = read_json(folder / name).get("eos_token_id")
         found = (found or [None])[0] if isinstance(found, list) else found
@@ -220,6 +230,6 @@ def byte_level(vocabulary, merges, special):
     words = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     return {
         "version": "1.0", "truncation": None, "padding": None,
-        "added_tokens": [{"id": number, "content": content, **flags, "special": True} for content, number in special.items()],
+        "added_tokens": [{"id": number, "content": text, **flags, "special": True} for text, number in special.items()],
         "normalizer": None, "pre_tokenizer": words, "post_processor": None, "decoder": words,
         "model": {"type": "BPE", "vocab": vocabulary, "merges": merges}}

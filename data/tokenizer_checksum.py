@@ -74,10 +74,14 @@ def normalizes(parts):
     return bool(kinds)
 
 
+def pre_tokenizers(parts):
+    return members(parts.get("pre_tokenizer"), "pretokenizers")
+
+
 def steps(parts):
     """The steps that divide text into words: (split, length, pattern), (string, length, text) or (digits, 0 or 1)."""
     found = []
-    for part in members(parts.get("pre_tokenizer"), "pretokenizers"):
+    for part in pre_tokenizers(parts):
         kind = part["type"]
         if kind == "ByteLevel" and not part.get("add_prefix_space"):
             found += [sized("split", GPT2_WORDS)] * part.get("use_regex", True)

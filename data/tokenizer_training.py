@@ -32,9 +32,10 @@ def train(texts, size, folder):
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     model = json.loads(trained.to_str())["model"]
     if len(model["vocab"]) < size:
-        fail(f"--train-tokenizer {size}: the text to train on gives only {len(model['vocab'])} tokens; give a smaller number "
-             "or more text")
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END_OF_TEXT, "clean_up_tokenization_spaces": False}
+        fail(f"--train-tokenizer {size}: the text to train on gives only {len(model['vocab'])} tokens; give a smaller "
+             "number or more text")
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END_OF_TEXT,
+              "clean_up_tokenization_spaces": False}
     parts = byte_level(model["vocab"], model["merges"], {END_OF_TEXT: model["vocab"][END_OF_TEXT]})
     for name, content in (("tokenizer_config.json", config), ("tokenizer.json", parts)):
         shards.write_whole(folder / name, (json.dumps(content, ensure_ascii=False) + "\n").encode())
