@@ -59,11 +59,19 @@ class Model:
         name = str(self.values.get("general.architecture"))
         self.architecture = names.ARCHITECTURES.get(name) or fail(
             f"{path} has the architecture {name}, but only {names.KNOWN} are read; give another model")
+        self.check_types()
         self.config = self.make_config()
         self.weights = self.find_weights()
 
     def refuse(self, what):
         fail(f"{self.path} {what}; get it again")
+
+    def check_types(self):
+        for kind in {found.tensor_type for found in self.tensors.values()}:
+            try:
+                gguf.quants.dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+            except NotImplementedError:
+                fail(f"{self.path} has weights of the type {kind.name}, which PyPI's gguf does not convert; give a file of another type")
 
     def number(self, key, kind, default=None):
         """A number above 0."""
@@ -78,14 +86,14 @@ class Model:
     def make_config(self):
         kind, keys = self.architecture, self.architecture.keys
         embedding = self.tensors.get("token_embd.weight") or self.refuse("has no tensor token_embd.weight")
-        defaults = {}
+        defaults = {"vocab_size": len(np.atleast_1d(embedding.data))}
         if kind.name != "gpt2":
             H = self.number("attention.head_count", int)
             defaults |= {"attention.head_count_kv": H, "attention.key_length": self.number("embedding_length", int) // H,
                          "rope.freq_base": 1e4}
         config = {"architectures": [kind.its_class], "model_type": kind.name}
         for key, name in keys.items():
-            config[key] = len(embedding.data) if key == "vocab_size" else self.number(name, names.kind_of(name), defaults.get(name))
+            config[key] = self.number(name, names.kind_of(name), defaults.get(name))
         config |= {"tie_word_embeddings": "output.weight" not in self.tensors, **kind.fixed, "torch_dtype": "float32"}
         if kind.name != "gpt2":
             config["rope_scaling"] = self.rope_scaling(config)
@@ -97,10 +105,10 @@ class Model:
             fail(f"{self.path} has heads of several sizes, or rotates a part of them, which is not computed; give another model")
         if kind != "none":
             fail(f"{self.path} has {kind} scaling of rotary positions, but only Llama 3.1's is computed; give another model")
-        if names.ROPE_FACTORS not in self.tensors:
+        if names.ROPE_FACTORS not in self.tensors or self.architecture.name != "llama":
             return None
         factors = self.read(names.ROPE_FACTORS)
-        scaling = {**names.LLAMA3, "factor": float(factors.max())}
+        scaling = {**names.LLAMA3, "factor": max(1.0, float(factors.max()))}
         if factors.shape != (D // 2,) or not np.allclose(factors, names.rope_factors(scaling, config["rope_theta"], D), rtol=1e-5, atol=0):
             fail(f"{self.path} has other factors in {names.ROPE_FACTORS} than Llama 3.1's scaling of a context of "
                  f"{scaling[names.ORIGINAL]:,} tokens, which is not computed; give another model")
@@ -108,7 +116,7 @@ class Model:
 
     def find_weights(self):
         """The tensors of the folder, by their names in it. Fails if they are not those of the model."""
-        weights, expected = {}, {names.ROPE_FACTORS}
+        weights, expected = {}, {names.ROPE_FACTORS} if self.config.get("rope_scaling") else set()
         for tensor in self.architecture.tensors(self.config, self.config["tie_word_embeddings"]):
             found = self.tensors.get(tensor.name) or self.refuse(f"has no tensor {tensor.name}")
             if (shape := tuple(map(int, found.shape[::-1]))) != tensor.gguf_shape:
@@ -117,11 +125,6 @@ class Model:
             expected.add(tensor.name)
         if strange := self.tensors.keys() - expected:
             fail(f"{self.path} has the tensor {min(strange)}, which {self.architecture.its_class} does not have; give another model")
-        for kind in {found.tensor_type for found in self.tensors.values()}:
-            try:
-                gguf.quants.dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
-            except NotImplementedError:
-                fail(f"{self.path} has weights of the type {kind.name}, which PyPI's gguf does not convert; give a file of another type")
         return weights
 
     def read(self, name):

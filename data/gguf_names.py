@@ -137,6 +137,8 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
 def rope_factors(scaling, theta, head_size):
     """What llama.cpp divides the frequency of each pair by."""
     factor, low, high, original = (float(scaling[key]) for key in list(LLAMA3)[1:])
+    if not (factor > 0 and low > 0 and high > low and original > 0):
+        raise ValueError("these are no factors of Llama 3.1's scaling")
     lengths = 2 * np.pi * theta ** (np.arange(0, head_size, 2) / head_size)
     unscaled = np.clip((original / lengths - low) / (high - low), 0, 1)
     return (1 / (unscaled + (1 - unscaled) / factor)).astype(np.float32)

@@ -124,7 +124,9 @@ class Weights:
         names = [ONE_FILE]
         if not (folder / ONE_FILE).exists():
             weight_map = read_json(folder / INDEX).get("weight_map")
-            names = sorted(set(weight_map.values())) if isinstance(weight_map, dict) else fail(f"{folder / INDEX} has no weight_map; {AGAIN}")
+            if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+                fail(f"{folder / INDEX} has no weight_map; {AGAIN}")
+            names = sorted(set(weight_map.values()))
         self.tensors = {}
         for name in names:
             self.open(folder / name)

@@ -4,8 +4,8 @@
     python data/to_gguf.py model --out model.gguf --type q8_0
 
 The file has the weights, the tokenizer, the chat template and the tokens that end an answer. The model_type is llama,
-qwen2, qwen3, olmo2 or gpt2. Vectors stay in fp32. With q8_0, so does no matrix: one whose rows 32 does not divide
-becomes fp16.
+qwen2, qwen3, olmo2 or gpt2, the tokenizer a byte-level BPE whose words llama.cpp knows. Vectors become fp32, matrices
+--type. With q8_0, a matrix whose rows 32 does not divide becomes fp16.
 """
 
 import json
@@ -44,7 +44,6 @@ class Model:
             f"{folder} has the model_type {name}, but only {names.KNOWN} are written; give another model")
         self.weights = model_folder.Weights(folder)
         self.config = self.complete(config)
-        self.tied = config.get("tie_word_embeddings", self.architecture.name == "gpt2")
         self.tensors = self.find_tensors()
 
     def refuse(self, what):
@@ -62,6 +61,7 @@ class Model:
                 self.refuse(f"{key} is {given[key]}, but GGUF has only {value}; give another model")
         if set(given.get("layer_types", [])) - {"full_attention"} or "quantization_config" in given:
             self.refuse("layer_types or quantization_config is given, and GGUF has no such model; give another model")
+        self.tied = given.get("tie_word_embeddings", kind.name == "gpt2")
         if kind.name == "gpt2":
             given.setdefault("n_inner", 4 * self.number(given, "n_embd"))
         else:
@@ -163,10 +163,11 @@ class Tokenizer:
     def begin(self):
         """The token that the post-processor puts before a text, or None."""
         steps = [step for step in flat(self.json["post_processor"], "processors") if step["type"] != "ByteLevel"]
-        if not steps:
+        single = steps[0].get("single", []) if steps else [{"Sequence": "A"}]
+        parts = [next(iter(part)) for part in single]
+        if parts == ["Sequence"]:
             return None
-        single = steps[0].get("single", [])
-        if [next(iter(part)) for part in single] != ["SpecialToken", "Sequence"] or len(steps) > 1:
+        if parts != ["SpecialToken", "Sequence"] or len(steps) > 1:
             self.refuse("puts other tokens around a text than one before it")
         return steps[0]["special_tokens"][single[0]["SpecialToken"]["id"]]["ids"][0]
 
@@ -196,7 +197,9 @@ class Tokenizer:
         """(key, id) of the begin token, the end tokens and the one that pads."""
         ids = {**read_json(self.model.folder / "config.json"), **read_json(self.model.folder / "generation_config.json", {})}
         ends = ids.get("eos_token_id")
-        ends = ends if isinstance(ends, list) else [ends]
+        ends = ends if isinstance(ends, list) else [ends] * (ends is not None)
+        if not ends:
+            say(f"note: {self.model.folder} names no end token (eos_token_id), so answers will not end")
         if len(ends) > len(names.END_KEYS):
             say(f"note: GGUF has keys for {len(names.END_KEYS)} end tokens; left out are {ends[len(names.END_KEYS):]}")
         begin = ids.get("bos_token_id") if self.begin() is None else self.begin()

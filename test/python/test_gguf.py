@@ -103,8 +103,8 @@ def test_the_words_of_a_tokenizer_decide_its_name(pre, tmp_path):
     assert [SENTENCE[begin:end] for _, (begin, end) in again.pre_tokenizer.pre_tokenize_str(SENTENCE)] == words
 
 
-def rewrite(path, to, drop=None, **changes):
-    """Writes a file with other values (None: without one), without the tensor `drop`."""
+def rewrite(path, to, drop=None, add=None, **changes):
+    """Writes a file with other values (None: without one), without the tensor `drop`, and with a tensor of int8 `add`."""
     values, tensors = read(path)
     writer = gguf.GGUFWriter(to, changes.pop("general.architecture", values["general.architecture"]))
     for key, value in {**values, **changes}.items():
@@ -113,6 +113,8 @@ def rewrite(path, to, drop=None, **changes):
     for name, tensor in tensors.items():
         if name != drop:
             writer.add_tensor(name, np.array(tensor.data), raw_dtype=tensor.tensor_type)
+    if add:
+        writer.add_tensor(add, np.zeros(32, np.int8))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -135,6 +137,7 @@ REFUSED_FILES = {
     "kind of tokenizer": ({"tokenizer.ggml.model": "llama"}, "has a tokenizer of the kind llama, but only byte-level BPE"),
     "no tensor": ({"drop": "blk.1.ffn_up.weight"}, "has no tensor blk.1.ffn_up.weight; get it again"),
     "no embedding": ({"drop": "token_embd.weight"}, "has no tensor token_embd.weight; get it again"),
+    "type of weights": ({"add": "blk.0.attn_q.scale"}, "has weights of the type I8, which PyPI's gguf does not convert"),
     "fewer layers": ({"llama.block_count": 1}, "has the tensor blk.1.attn_k.weight, which LlamaForCausalLM does not have"),
     "other shape": ({"llama.feed_forward_length": 32}, "has blk.0.ffn_gate.weight of the shape (96, 64), not (32, 64)"),
     "no size": ({"llama.embedding_length": None}, "has no llama.embedding_length"),
