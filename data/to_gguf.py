@@ -73,7 +73,7 @@ class Model:
 
     def number(self, given, key, kind=int):
         value = given.get(key, "missing")
-        if not (type(value) is int or type(value) is kind) or value <= 0:
+        if type(value) not in (int, kind) or not 0 < value < 2**31:
             self.refuse(f"{key} is {value}; {AGAIN}")
         return kind(value)
 
@@ -169,7 +169,8 @@ class Tokenizer:
             return None
         if parts != ["SpecialToken", "Sequence"] or len(steps) > 1:
             self.refuse("puts other tokens around a text than one before it")
-        return steps[0]["special_tokens"][single[0]["SpecialToken"]["id"]]["ids"][0]
+        ids = steps[0]["special_tokens"].get(single[0]["SpecialToken"]["id"], {}).get("ids", [])
+        return ids[0] if ids and ids[0] in self.texts else fail(f"{self.path} puts an unknown token before a text; {AGAIN}")
 
     def template(self):
         """The chat template: of a file of its own, of tokenizer_config.json, or None."""
@@ -224,6 +225,8 @@ def stored_type(shape, kind):
 
 
 def quantized(array, kind, name):
+    if not np.isfinite(array).all():
+        fail(f"{name} is not finite; {AGAIN}")
     with np.errstate(over="ignore"):
         stored = gguf.quants.quantize(np.ascontiguousarray(array), kind)
     if kind == Type.F16 and not np.isfinite(stored).all():

@@ -233,6 +233,9 @@ def changed_tokenizers():
     yield "no bytes", {**good, "pre_tokenizer": {"type": "Whitespace"}}, "is not a byte-level BPE"
     yield "a space before", {**good, "pre_tokenizer": {**byte_level, "add_prefix_space": True}}, "has the step"
     yield "other normalizer", {**good, "normalizer": {"type": "Lowercase"}}, "normalises text by Lowercase"
+    begin = {"type": "TemplateProcessing", "pair": [], "special_tokens": {}, "single": [{"SpecialToken": {"id": "<x>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]}
+    yield "unknown begin", {**good, "post_processor": begin}, "puts an unknown token before a text"
+    yield "a token behind", {**good, "post_processor": {**begin, "single": begin["single"][::-1]}}, "puts other tokens around a text"
     yield "spaces around", {**good, "added_tokens": [{**good["added_tokens"][0], "lstrip": True}]}, "lstrip"
     yield "too many tokens", {**good, "model": {**good["model"], "vocab": {**good["model"]["vocab"], "more": 400}}}, "has the token 400, but the model has only 400"
 
@@ -262,6 +265,9 @@ def test_weights_that_are_refused(tmp_path):
     gguf_folders.write(tmp_path / "a", QWEN2, weights=weights)
     assert "mlp.up_proj.weight has numbers that fp16 does not hold; give --type bf16 or f32" in \
         refused("to_gguf.py", tmp_path / "a", "--type=f16", out=tmp_path / "b.gguf")
+    weights["model.layers.0.mlp.up_proj.weight"][0, 0] = np.nan
+    gguf_folders.write(tmp_path / "a", QWEN2, weights=weights)
+    assert "mlp.up_proj.weight is not finite" in refused("to_gguf.py", tmp_path / "a", "--type=bf16", out=tmp_path / "b.gguf")
     content = (tmp_path / "a/model.safetensors").read_bytes()
     for size in (0, 5, 100, len(content) - 4):
         (tmp_path / "a/model.safetensors").write_bytes(content[:size])
