@@ -42,6 +42,7 @@
 #include "llmc/data/samples.h"
 #include "llmc/data/training_batches.h"
 #include "llmc/planner/plan_command.h"
+#include "llmc/train/chat.h"
 #include "llmc/train/checkpointer.h"
 #include "llmc/train/command_line.h"
 #include "llmc/train/evaluator.h"
@@ -91,7 +92,9 @@ void prepare_and_run(llmc::Session& session, std::unique_ptr<llmc::PreparedRun>&
 
     run->load_weights();
     if (session.stops_early()) return;
-    if (run->options.generate) {
+    if (run->options.chat) {
+        llmc::chat(*run);
+    } else if (run->options.generate) {
         llmc::generate_text(*run);
     } else {
         train(*run);

@@ -49,7 +49,8 @@ def find(template, special, date, open_renderer):
 
 
 def checksum(template):
-    return xxhash.xxh3_64_hexdigest(template.encode())
+    """Of its text, without a new line at its end, which has no meaning."""
+    return xxhash.xxh3_64_hexdigest(template.removesuffix("\n").encode())
 
 
 def conversation(text):

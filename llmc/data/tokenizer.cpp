@@ -267,11 +267,12 @@ void Tokenizer::encode_segment(std::string_view text, std::size_t rule,
     if (begin < text.size()) encode_segment(text.substr(begin), rule + 1, out);
 }
 
-// Appends the added tokens in a text, and calls `other` with each piece between them. Of tokens that begin at the same
-// place, the longest counts.
+// Appends the added tokens in a text, and calls `other` with the place and the size of each piece between them. Of tokens
+// that begin at the same place, the longest counts.
 template <class Other>
-void Tokenizer::split_at_tokens(std::string_view text, const ByFirstByte& added, bool finds_special,
-                                std::vector<std::int32_t>& out, Other&& other) const {
+void Tokenizer::split_at_tokens(std::string_view text, const std::vector<bool>& ordinary,
+                                const ByFirstByte& added, std::vector<std::int32_t>& out,
+                                Other&& other) const {
     std::size_t begin = 0;  // of the piece
     for (std::size_t place = 0; place < text.size();) {
         const AddedToken* longest = nullptr;
@@ -285,30 +286,45 @@ void Tokenizer::split_at_tokens(std::string_view text, const ByFirstByte& added,
             continue;
         }
         std::size_t first = std::max(place, begin), end = place + longest->text.size();
+        const auto bytes = ordinary.begin() + static_cast<std::ptrdiff_t>(place);
+        const bool is_text =
+            std::find(bytes, bytes + std::ssize(longest->text), true) != bytes + std::ssize(longest->text);
         place = end;
-        if (longest->is_special && !finds_special) continue;
+        if (longest->is_special && is_text) continue;
         if (longest->strips_left) first -= white_space_behind(text.substr(begin, first - begin));
         if (longest->strips_right) end += white_space_before(text.substr(end));
-        if (first > begin) other(text.substr(begin, first - begin));
+        if (first > begin) other(begin, first - begin);
         out.push_back(longest->id);
         begin = std::max(begin, end);
     }
-    if (begin < text.size()) other(text.substr(begin));
+    if (begin < text.size()) other(begin, text.size() - begin);
 }
 
-std::vector<std::int32_t> Tokenizer::encode(std::string_view text, bool finds_special) const {
+std::vector<std::int32_t> Tokenizer::encode(std::span<const TextPiece> pieces) const {
     std::vector<std::int32_t> tokens;
+    std::string text;
+    std::vector<bool> ordinary;
+    for (const TextPiece& piece : pieces) {
+        text += is_bytes_ || is_utf8(piece.text) ? piece.text : with_replacements(piece.text);
+        ordinary.resize(text.size(), piece.is_ordinary);
+    }
     if (is_bytes_) {
         for (const char byte : text) tokens.push_back(static_cast<unsigned char>(byte));
         return tokens;
     }
-    std::string repaired;
-    if (!is_utf8(text)) text = repaired = with_replacements(text);
-    split_at_tokens(text, plain_, finds_special, tokens, [&](std::string_view piece) {
-        std::string form;
-        if (parts_.is_nfc) piece = form = nfc(piece);
-        split_at_tokens(piece, normalized_, finds_special, tokens,
-                        [&](std::string_view rest) { encode_segment(rest, 0, tokens); });
+    split_at_tokens(text, ordinary, plain_, tokens, [&](std::size_t begin, std::size_t size) {
+        std::string piece = text.substr(begin, size);
+        const auto from = ordinary.begin() + static_cast<std::ptrdiff_t>(begin);
+        std::vector<bool> of_piece(from, from + static_cast<std::ptrdiff_t>(size));
+        if (parts_.is_nfc) {
+            // Which bytes come from which is not known. A piece with ordinary text is ordinary as a whole.
+            const bool is_ordinary = std::find(of_piece.begin(), of_piece.end(), true) != of_piece.end();
+            piece = nfc(piece);
+            of_piece.assign(piece.size(), is_ordinary);
+        }
+        split_at_tokens(piece, of_piece, normalized_, tokens, [&](std::size_t place, std::size_t length) {
+            encode_segment(std::string_view(piece).substr(place, length), 0, tokens);
+        });
     });
     return tokens;
 }

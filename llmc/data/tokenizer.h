@@ -51,6 +51,12 @@ struct TokenizerParts {
     std::vector<std::int32_t> beginning;  // tokens before every text
 };
 
+// A part of a text. In an ordinary one, special tokens are text.
+struct TextPiece {
+    std::string text;
+    bool is_ordinary = false;
+};
+
 class Tokenizer {
   public:
     // UserError if a rule for words is not supported.
@@ -67,18 +73,22 @@ class Tokenizer {
     // A number that says what the tokenizer computes, whatever its file looks like (docs/data.md); 0 for bytes.
     std::uint64_t checksum() const;
 
-    // The tokens of a text, without those of the beginning. Bytes that are not UTF-8 count as U+FFFD (core/text.h),
-    // and those without a token are dropped. Any number of threads may encode at once.
-    std::vector<std::int32_t> encode(std::string_view text) const { return encode(text, true); }
+    // The tokens of the joined text of the pieces, without those of the beginning. Bytes that are not UTF-8 count as U+FFFD
+    // (core/text.h), and those without a token are dropped. Any number of threads may encode at once.
+    std::vector<std::int32_t> encode(std::span<const TextPiece> pieces) const;
+    std::vector<std::int32_t> encode(std::string_view text) const { return encode(text, false); }
     // The same, but special tokens in the text are ordinary text.
-    std::vector<std::int32_t> encode_ordinary(std::string_view text) const { return encode(text, false); }
+    std::vector<std::int32_t> encode_ordinary(std::string_view text) const { return encode(text, true); }
 
     // The bytes that tokens stand for; none for an id without a token.
     std::string decode(std::span<const std::int32_t> tokens) const;
     bool is_special(std::int32_t token) const;
 
   private:
-    std::vector<std::int32_t> encode(std::string_view text, bool finds_special) const;
+    std::vector<std::int32_t> encode(std::string_view text, bool is_ordinary) const {
+        const TextPiece piece{std::string(text), is_ordinary};
+        return encode(std::span(&piece, 1));
+    }
     void encode_segment(std::string_view text, std::size_t rule, std::vector<std::int32_t>& out) const;
     void encode_word(std::string_view word, std::vector<std::int32_t>& out) const;
 
@@ -89,8 +99,9 @@ class Tokenizer {
 
     // Added tokens by the first byte of their texts, as indices.
     using ByFirstByte = std::array<std::vector<std::size_t>, 256>;
+    // `ordinary` says of each byte whether no special token may have it.
     template <class Other>
-    void split_at_tokens(std::string_view text, const ByFirstByte& added, bool finds_special,
+    void split_at_tokens(std::string_view text, const std::vector<bool>& ordinary, const ByFirstByte& added,
                          std::vector<std::int32_t>& out, Other&& other) const;
 
     bool is_bytes_ = false;

@@ -40,31 +40,6 @@ constexpr std::string_view of_training[] = {
     "checkpoint-every", "export", "print-model", "print-step", "pipeline-timeline"};
 // clang-format on
 
-// Writes to standard output until a write fails.
-class TextOutput {
-  public:
-    void write(std::string_view text) {
-        if (failure_ != 0 || text.empty()) return;
-        last_ = text.back();
-        if (std::fwrite(text.data(), 1, text.size(), stdout) < text.size() || std::fflush(stdout) != 0)
-            failure_ = errno;
-    }
-    // The text ends with a new line.
-    void finish() {
-        if (last_ != '\n') write("\n");
-    }
-    bool is_read() const { return failure_ == 0; }
-    // EPIPE is no error: the reader has closed the pipe, as `head` does.
-    void require_written() const {
-        if (failure_ != 0 && failure_ != EPIPE)
-            user_error("cannot write to standard output: {}", std::strerror(failure_));
-    }
-
-  private:
-    int failure_ = 0;  // errno
-    char last_ = '\n';
-};
-
 // Measures the seconds until the first token, and from there to the last.
 class Clock {
   public:
@@ -93,17 +68,23 @@ class Clock {
 }  // namespace
 
 void check_generation(const Options& options) {
+    const char* const mode = options.chat ? "--chat" : "--generate";
     if (!options.resume && options.init.empty()) {
         user_error(
-            "--generate needs weights; give --resume (alone for the newest checkpoint, or with a "
-            "checkpoint's directory), or --init with a file");
+            "{} needs weights; give --resume (alone for the newest checkpoint, or with a "
+            "checkpoint's directory), or --init with a file",
+            mode);
     }
+    if (options.chat && options.given.contains("prompt"))
+        user_error("--chat reads messages from its input; leave out --prompt, or use --generate");
+    if (!options.chat && options.given.contains("system"))
+        user_error("--system begins the conversation of --chat; leave one of them out, or give both");
     // Options of training are ignored if a configuration file has them, and refused on the command line.
     for (const std::string_view option : of_training) {
-        if (options.given.contains(option)) user_error("--generate only prints text; leave out --{}", option);
+        if (options.given.contains(option)) user_error("{} only prints text; leave out --{}", mode, option);
     }
     if (options.resume && options.given.contains("init"))
-        user_error("--generate takes its weights from --resume or --init, not both; leave one out");
+        user_error("{} takes its weights from --resume or --init, not both; leave one out", mode);
 }
 
 void settle_generation(Options& options, const Sources& sources) {
@@ -128,6 +109,28 @@ void settle_generation(Options& options, const Sources& sources) {
 void settle_batch_of_generation(Options& options, const Mesh& mesh) {
     options.micro_batch_size = 1;
     options.global_batch_tokens = options.sequence_length() * mesh.data_ranks() * mesh.pipeline;
+}
+
+std::string generation_header(const PreparedRun& run) {
+    const std::string weights = run.checkpoint
+                                    ? fmt::format("{} after step {}", run.checkpoint->directory.string(),
+                                                  run.trainer->progress().step)
+                                    : run.options.weights;
+    return fmt::format("train_gpt {}: {}, {} parameters, {}, {}", version(), weights,
+                       grouped(count_parameters(run.model())), name_of(run.plan.spec.dtype),
+                       run.device().description());
+}
+
+void TextOutput::write(std::string_view text) {
+    if (failure_ != 0 || text.empty()) return;
+    last_ = text.back();
+    if (std::fwrite(text.data(), 1, text.size(), stdout) < text.size() || std::fflush(stdout) != 0)
+        failure_ = errno;
+}
+
+void TextOutput::require_written() const {
+    if (failure_ != 0 && failure_ != EPIPE)
+        user_error("cannot write to standard output: {}", std::strerror(failure_));
 }
 
 void say_beside_text(std::string_view line) { write_error(fmt::format("{}\n", line)); }
@@ -161,15 +164,7 @@ void generate_text(PreparedRun& run) {
     HostCommunicator& world = run.session.world();
     const bool together = trainer.generates_together(), is_rank_zero = run.is_rank_zero();
     if (!is_rank_zero && !together) return;
-    if (is_rank_zero) {
-        const std::string weights =
-            run.checkpoint
-                ? fmt::format("{} after step {}", run.checkpoint->directory.string(), trainer.progress().step)
-                : run.options.weights;
-        say_beside_text(fmt::format("train_gpt {}: {}, {} parameters, {}, {}", version(), weights,
-                                    grouped(count_parameters(run.model())), name_of(run.plan.spec.dtype),
-                                    run.device().description()));
-    }
+    if (is_rank_zero) say_beside_text(generation_header(run));
     TextStream text(run.tokenizer_or_none());
     TextOutput output;
     Clock clock;

@@ -1,9 +1,10 @@
-// Continues a prompt: during training (Sampler), or alone (--generate). --generate opens no data and writes
+// Continues a prompt: during training (Sampler), or alone (--generate; chat.h has --chat). --generate opens no data and writes
 // no file. It writes only the text to standard output, token by token, and one line before and one after it
 // to standard error.
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 #include "llmc/parallel/mesh.h"
@@ -24,6 +25,25 @@ void settle_batch_of_generation(Options& options, const Mesh& mesh);
 
 // Prints a line that is not part of the text, to standard error.
 void say_beside_text(std::string_view line);
+// "train_gpt 0.1.0: FOLDER, 134,515,008 parameters, fp32, CPU": what generates the text.
+std::string generation_header(const PreparedRun& run);
+
+// Writes text to standard output, until a write fails.
+class TextOutput {
+  public:
+    void write(std::string_view text);
+    // The text ends with a new line.
+    void finish() {
+        if (last_ != '\n') write("\n");
+    }
+    bool is_read() const { return failure_ == 0; }
+    // UserError if a write failed. EPIPE is no error: the reader has closed the pipe, as `head` does.
+    void require_written() const;
+
+  private:
+    int failure_ = 0;  // errno
+    char last_ = '\n';
+};
 
 // Continues the prompt during training, and prints the text.
 class Sampler {

@@ -246,7 +246,8 @@ std::optional<Options> parse(int argc, const char* const* argv, std::string& tex
             "  --generate prints the prompt and then --sample-tokens more tokens, each as soon as it is "
             "sampled.\n"
             "  Standard output has the text only; everything else goes to standard error. After --seq-len\n"
-            "  tokens, the model continues from the later half of them.\n\n"
+            "  tokens, the model continues from the later half of them. Both end at the model's end tokens.\n"
+            "  --chat writes each line of input as the model's chat template does, and prints the answer.\n\n"
             "Signals:\n"
             "  After Ctrl-C (SIGINT), SIGHUP (a closed terminal), SIGUSR1 or SIGTERM the program finishes "
             "its\n"
@@ -296,6 +297,14 @@ std::optional<Options> parse(int argc, const char* const* argv, std::string& tex
     flag("--quiet", options.quiet, "Print only notes and the results", "Results");
     flag("--generate", options.generate, "Only continue --prompt, with the weights of --resume or --init",
          "Validation and samples");
+    flag("--chat", options.chat,
+         "Only talk with the model of --resume or --init: each line of input is a message",
+         "Validation and samples");
+    app.add_option("--system", options.system,
+                   as_help("Begin the conversation of --chat with TEXT (default: the template's)"))
+        ->option_text("TEXT")
+        ->configurable(false)
+        ->group("Validation and samples");
     flag("--print-model", options.print_model, "Print the model's parts and operations, and exit", "Model");
     flag("--print-step", options.print_step, "Print the actions of one step, and exit", "Training");
     flag("--pipeline-timeline", options.pipeline_timeline,
@@ -363,7 +372,10 @@ std::optional<Options> parse(int argc, const char* const* argv, std::string& tex
     }
     if (options.quiet && options.verbose)
         user_error("--quiet and --verbose are both given; leave one of them out");
+    if (options.chat && options.generate)
+        user_error("--chat and --generate are both given; leave one of them out");
     try {
+        options.generate = options.generate || options.chat;
         if (options.generate) check_generation(options);
         complete(options, find_sources(options));
     } catch (const UserError& fault) {

@@ -159,7 +159,9 @@ struct Options {
     bool resume_if_any = false;         // like an empty `resume`, but without a run to resume it begins one
     bool new_data = false;              // resume although the data have changed
     bool overwrite = false;             // begin a new run in the place of the one in out_dir
-    bool generate = false;
+    bool generate = false;              // also with --chat
+    bool chat = false;
+    std::string system;  // the text that begins the conversation of --chat
     bool print_step = false;
     bool print_model = false;
     bool pipeline_timeline = false;

@@ -17,6 +17,7 @@
 #include "llmc/data/tokenizer_files.h"
 #include "llmc/io/files.h"
 #include "llmc/io/model_files.h"
+#include "llmc/train/chat.h"
 #include "llmc/train/command_line.h"
 #include "llmc/train/folder_options.h"
 #include "llmc/train/generate.h"
@@ -79,6 +80,7 @@ void PreparedRun::open_files() {
     prompt = encode_prompt(options.prompt, model().vocabulary, tokenizer_or_none(), begin_token(options));
     open_weights();
     if (comes_late) return;
+    if (options.chat) check_chat(*this);
     if (!options.generate) open_training_files();
     if (!tokenizer && model().vocabulary == gpt2_vocabulary && options.sample_tokens > 0)
         notes.push_back(
