@@ -223,9 +223,11 @@ test-programs: programs-trainer programs-tests programs-simulated programs-kerne
 	@:
 
 # TORCH_PYTHON=python names one more interpreter, with a newer PyTorch; BENCH_OPTIONS go to dev/cpu/bench_cpu.py.
-bench-cpu: deps  ## times the training step by operation, and PyTorch's step beside it
-	@$(MAKE) $(in_parallel) $(BENCH)
+# LLAMA_PYTHON=python names one with PyPI's xllamacpp; GENERATION_OPTIONS go to dev/cpu/bench_generation.py.
+bench-cpu: deps  ## times the training step by operation, PyTorch's step beside it, and generation beside llama.cpp's
+	@$(MAKE) $(in_parallel) $(BENCH) train_gpt
 	@$(PYTHON) dev/cpu/bench_cpu.py $(BENCH) $(BENCH_OPTIONS)
+	@$(PYTHON) dev/cpu/bench_generation.py $(dir $(PROGRAM))train_gpt $(BENCH) $(GENERATION_OPTIONS)
 
 # BENCH_OPTIONS go to dev/cpu/bench_mpi.py.
 bench-mpi: deps  ## times the training step on 1, 2 and 4 processes, and what overlapping communication saves

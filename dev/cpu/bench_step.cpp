@@ -3,6 +3,7 @@
 // A training run that takes a step on request, so that a script can alternate between several programs. It
 // reads a command per line from standard input, and answers each with a line of JSON.
 //   ceilings   {"flops": {"fp32": ..., "bf16": ...}, "bytes": ...} per second
+//   reads      {"bytes": ...} per second that only reading gets from memory
 //   host       {"us": ...}: the host's time for each operation of a step, measured with operations that do nothing
 //   step       {"ms": ..., "loss": ..., "operations": {"add": {"calls", "ms", "flops", "bytes", "dtype"}, ...}}
 // The first line it prints describes the run.
@@ -95,6 +96,8 @@ void run(int threads, const Options& options, HostCommunicator& world) {
                   {{"fp32", bench::product_ceiling(DType::fp32, threads)},
                    {"bf16", bench::product_ceiling(DType::bf16, threads)}}},
                  {"bytes", bench::memory_ceiling(threads)}});
+        } else if (command == "reads") {
+            say({{"bytes", bench::read_ceiling(threads)}});
         } else if (command == "host") {
             timed.take_work();
             trainer.train_step(batches);
@@ -108,7 +111,7 @@ void run(int threads, const Options& options, HostCommunicator& world) {
                  {"loss", metrics.loss},
                  {"operations", to_json(timed.take_work())}});
         } else {
-            user_error("bench_step knows no command '{}'; give ceilings, host or step", command);
+            user_error("bench_step knows no command '{}'; give ceilings, reads, host or step", command);
         }
     }
 }

@@ -8,6 +8,7 @@
 #include <oneapi/dnnl/dnnl.hpp>
 #include <vector>
 
+#include "llmc/device/cpu/cpu_device.h"
 #include "llmc/device/cpu/parallel.h"
 #include "llmc/device/cpu/products.h"
 
@@ -68,6 +69,21 @@ double memory_ceiling(int threads) {
         });
     });
     return 2.0 * sizeof(float) * static_cast<double>(floats) / seconds;
+}
+
+double read_ceiling(int threads) {
+    constexpr std::int64_t pieces = 1024, floats = std::int64_t{128} << 20;  // 512 MiB
+    cpu::CpuDevice device(threads);
+    const auto* const from = reinterpret_cast<const float*>(device.allocate(sizeof(float) * floats, "reads"));
+    std::vector<float> sums(pieces);
+    const double seconds = best_seconds(8, [&] {
+        cpu::parallel_for(threads, pieces, [&](std::int64_t piece) {
+            const float* const values = from + piece * (floats / pieces);
+            sums[static_cast<std::size_t>(piece)] =
+                cpu::lane_sum<float>(floats / pieces, [=](std::int64_t i) { return values[i]; });
+        });
+    });
+    return sizeof(float) * static_cast<double>(floats) / seconds;
 }
 
 }  // namespace llmc::bench

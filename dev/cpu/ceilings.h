@@ -12,4 +12,7 @@ double product_ceiling(DType dtype, int threads);
 // The bytes read and written per second by a copy between arrays much larger than any cache.
 double memory_ceiling(int threads);
 
+// The bytes read per second from such an array, in the memory that the device uses.
+double read_ceiling(int threads);
+
 }  // namespace llmc::bench

@@ -155,8 +155,9 @@ std::unique_ptr<Device> make_cpu_device(int threads = 0);
 // Restarts the program with OMP_WAIT_POLICY=passive, unless a wait policy is set already. Without it, threads
 // of GNU OpenMP spin at the end of each parallel loop until the last one arrives. On a busy machine the last
 // one may wait for a core on which another spins; a step then takes a hundred times as long. Waking sleeping
-// threads costs microseconds. The library reads its setting before main(), so a restart is needed.
-void let_waiting_threads_sleep(char** argv);
+// threads costs microseconds. With brief_loops, which take no longer themselves, threads of GNU OpenMP spin for some
+// 20 microseconds before they sleep. The library reads its setting before main(), so a restart is needed.
+void let_waiting_threads_sleep(char** argv, bool brief_loops = false);
 
 // Copy between fp32 numbers on the host and a tensor of a compute dtype with as many elements: rounded to nearest,
 // and widened.

@@ -2,9 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <csignal>
 #include <exception>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "llmc/core/error.h"
@@ -15,16 +17,21 @@
 
 namespace llmc {
 
-Session::Environment::Environment(char** argv) {
+Session::Environment::Environment(int argc, char** argv) {
     // If this signal is ignored, a write beyond the file-size limit (ulimit -f) returns an error, which is
     // reported, instead of killing the process.
     std::signal(SIGXFSZ, SIG_IGN);
     fill_standard_streams();
-    let_waiting_threads_sleep(argv);
+    // Generation runs hundreds of brief loops for each token. The options are read later, so that of a configuration
+    // file is not known here.
+    const std::span<char*> arguments(argv, static_cast<std::size_t>(argc));
+    const bool generates =
+        std::ranges::any_of(arguments, [](std::string_view argument) { return argument == "--generate"; });
+    let_waiting_threads_sleep(argv, generates);
 }
 
 Session::Session(int argc, char** argv)
-    : argc_(argc), argv_(argv), environment_(argv), console_(job_.world().rank() == 0) {}
+    : argc_(argc), argv_(argv), environment_(argc, argv), console_(job_.world().rank() == 0) {}
 
 void Session::guard(const std::function<void()>& program) {
     try {

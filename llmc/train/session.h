@@ -56,7 +56,7 @@ class Session {
 
     // Constructed before the members below, which rely on it.
     struct Environment {
-        explicit Environment(char** argv);
+        Environment(int argc, char** argv);
     };
 
     int argc_;

@@ -3,6 +3,7 @@ tested here.
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -63,7 +64,7 @@ def test_what_is_no_command_is_one_line():
     result = subprocess.run([BENCH, "1", *program.SMALL], input="stop\n", capture_output=True, text=True, check=False,
                             timeout=60 * program.PATIENCE)
     assert result.returncode == 1
-    assert result.stderr == "error: bench_step knows no command 'stop'; give ceilings, host or step\n"
+    assert result.stderr == "error: bench_step knows no command 'stop'; give ceilings, reads, host or step\n"
 
 
 def test_pipelines_are_timed_and_simulated():
@@ -81,3 +82,42 @@ def test_pipelines_are_timed_and_simulated():
         assert abs(of_step - expected / step) < 0.01 and expected > means * measured - 1
         assert row.split("|")[1].split()[-1] == ("met" if abs(of_step - 1) <= 0.05 else "missed")
         assert 0 < measured < 2 * step and simulated > 0 and 0 < ratio < 2 and 0 < means < 2 and 0 < own <= 1 and 0 < waits < 100 and 0 < would < 100
+
+
+# What bench_generation.py needs of the wheel: it takes half a millisecond for a token.
+LLAMA = """
+import types
+__version__ = "0"
+class CommonParams(types.SimpleNamespace):
+    def __init__(self):
+        super().__init__(model=types.SimpleNamespace(), cpuparams=types.SimpleNamespace(), cpuparams_batch=types.SimpleNamespace())
+class Server:
+    def __init__(self, parameters):
+        assert open(parameters.model.path, "rb").read(4) == b"GGUF" and parameters.cpuparams.n_threads == 1
+    def handle_completions(self, request):
+        return {"timings": {"predicted_n": request["max_tokens"], "predicted_per_token_ms": 0.5}}
+"""
+
+
+def test_generation_is_timed_beside_llama(tmp_path):
+    (tmp_path / "xllamacpp.py").write_text(LLAMA)
+    command = [sys.executable, "dev/cpu/bench_generation.py", program.PROGRAM, BENCH, "--layers=1", "--tokens=9", "--turns=1",
+               "--threads=1"]
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    environment = os.environ | {"LLAMA_PYTHON": sys.executable, "PYTHONPATH": path}
+    result = subprocess.run(command, cwd=program.ROOT, env=environment, capture_output=True, text=True, check=False,
+                            timeout=120 * program.PATIENCE)
+    assert result.returncode == 0, result.stderr
+    rows = [line.split() for line in result.stdout.splitlines()[3:]]
+    assert [row[:3] for row in rows] == [[dtype, "1", name] for dtype in ("fp32", "bf16") for name in ("train_gpt", "llama.cpp")]
+    for ours, llama in zip(rows[::2], rows[1::2]):
+        median, best, tokens, least = map(float, ours[3:])
+        assert median >= best > 0 and abs(tokens * median - 1e3) < 10 and least > 0
+        assert abs(float(llama[7]) - median / 0.5) < 0.02
+
+
+def test_a_python_without_llama_is_named():
+    command = [sys.executable, "dev/cpu/bench_generation.py", program.PROGRAM, BENCH]
+    result = subprocess.run(command, cwd=program.ROOT, env=os.environ | {"LLAMA_PYTHON": "/bin/false"}, capture_output=True, text=True,
+                            check=False, timeout=60 * program.PATIENCE)
+    assert result.returncode == 1 and result.stderr == "error: LLAMA_PYTHON=/bin/false cannot import xllamacpp; give a Python that can\n"

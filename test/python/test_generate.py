@@ -112,6 +112,23 @@ def test_bf16(model):
         assert behind <= model_bounds.DEVIATIONS * model_bounds.root_mean_square(moved), f"SEED={SEED}: token {i}"
 
 
+def test_waiting_threads_spin_for_a_moment(model):
+    """The loops of a token take no longer than waking a thread. Those of training do: there, threads that wait sleep at once."""
+    options, _, _ = model
+    environment = {name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
+    environment["OMP_DISPLAY_ENV"] = "verbose"
+
+    def spins(*command):
+        said = subprocess.run([PATH_OF_PROGRAM, *command], env=environment, cwd=program.ROOT, capture_output=True, text=True,
+                              check=True, timeout=100 * program.PATIENCE).stderr
+        if "GOMP_SPINCOUNT" not in said:
+            pytest.skip("not GNU OpenMP")
+        return said.split("GOMP_SPINCOUNT = '")[-1].split("'")[0]
+
+    assert spins("--generate", *options, as_prompt(PROMPT)) == "1000"
+    assert spins("--version") == "0"
+
+
 def test_choices(model):
     options, _, expected = model
     greedy = " ".join(map(str, [*PROMPT, *expected])) + "\n"

@@ -186,9 +186,10 @@ std::unique_ptr<Device> make_cpu_device(int threads) {
     return std::make_unique<cpu::CpuDevice>(threads == 0 ? cpu::default_threads() : threads);
 }
 
-void let_waiting_threads_sleep(char** argv) {
+void let_waiting_threads_sleep(char** argv, bool brief_loops) {
     if (std::getenv("OMP_WAIT_POLICY") != nullptr || std::getenv("GOMP_SPINCOUNT") != nullptr) return;
     setenv("OMP_WAIT_POLICY", "passive", 1);
+    if (brief_loops) setenv("GOMP_SPINCOUNT", "1000", 1);  // some 20 microseconds
     // Uses the real path if possible: after execv of /proc/self/exe the process would be called "exe", and
     // `pkill train_gpt` would not find it.
     constexpr const char* self = "/proc/self/exe";
