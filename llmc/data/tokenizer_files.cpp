@@ -89,7 +89,7 @@ bool flag_at(const Json& object, const char* key, bool otherwise = false) {
 }
 
 // The largest id that a file may have: far more than any tokenizer's, and few enough for memory.
-constexpr std::int64_t most_ids = 1 << 24;
+constexpr std::int64_t most_ids = 1 << 22;
 
 std::int32_t id_in(const Json& value, std::string_view of) {
     if (!value.is_number_unsigned() || value.get<std::uint64_t>() >= most_ids)
