@@ -33,6 +33,16 @@ bool is_of_tokenizer(const std::string& name) {
 
 }  // namespace
 
+bool has_tokenizer(const fs::path& folder) {
+    std::error_code error;
+    for (fs::directory_iterator entry(folder, error); !error && entry != fs::directory_iterator();
+         entry.increment(error)) {
+        const std::string name = entry->path().filename().string();
+        if (is_of_tokenizer(name) && name != "generation_config.json") return true;
+    }
+    return false;
+}
+
 TokenizerFiles read_tokenizer_files(const fs::path& folder) {
     TokenizerFiles files;
     std::error_code error;

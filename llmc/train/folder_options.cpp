@@ -114,13 +114,13 @@ void take_dtype(Options& options, DType weights) {
 std::string folder_of_tokens(const Options& options) {
     if (!options.folder) return "";
     const std::string& folder = options.folder->path;
-    return options.vocabulary() == byte_vocabulary && !has_tokenizer_files(folder) ? "" : folder;
+    return options.vocabulary() == byte_vocabulary && !has_tokenizer(folder) ? "" : folder;
 }
 
 std::string folder_of_tokenizer(const Options& options) {
-    for (const std::string& folder :
-         {options.tokenizer, options.tokenizer_of_checkpoint, folder_of_tokens(options)})
+    for (const std::string& folder : {options.tokenizer, options.tokenizer_of_checkpoint})
         if (!folder.empty()) return folder;
+    if (options.folder && has_tokenizer(options.folder->path)) return options.folder->path;
     const bool is_gpt2 =
         options.vocabulary() == gpt2_vocabulary && has_tokenizer_files(gpt2_tokenizer_folder);
     return is_gpt2 ? gpt2_tokenizer_folder : "";
