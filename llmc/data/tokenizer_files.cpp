@@ -309,7 +309,8 @@ TokenizerParts parts_of_gpt2(const fs::path& ids_file, const fs::path& merges_fi
         take_ids(all, names, parts);
         return all;
     });
-    MergeReader reader(ids, gpt2_ids_file, parts);
+    const std::string ids_name = ids_file.filename().string();
+    MergeReader reader(ids, ids_name, parts);
     const std::string text = read_file(merges_file);
     std::int64_t number = 0;
     for (std::string_view rest = text; !rest.empty();) {
@@ -330,7 +331,7 @@ TokenizerParts parts_of_gpt2(const fs::path& ids_file, const fs::path& merges_fi
         user_error(
             "'{}' is damaged, or not of the {} merges of {} in the same folder: its {} ids do not follow "
             "from them",
-            ids_file.string(), parts.merges.size(), gpt2_merges_file, ids.size());
+            ids_file.string(), parts.merges.size(), merges_file.filename().string(), ids.size());
     return parts;
 }
 
@@ -351,14 +352,15 @@ Tokenizer read_tokenizer(const fs::path& folder) {
         return naming_option(fmt::format("'{}'", file.string()),
                              [&] { return Tokenizer(parts_of_json(file)); });
     }
-    for (const char* const name : {gpt2_ids_file, gpt2_merges_file}) {
-        if (is_there(folder / name)) continue;
-        if (name == gpt2_merges_file)
-            user_error("there is no file '{}'; {}", (folder / name).string(), advice_for_tokenizer());
-        user_error("there is no {} in '{}', and not GPT-2's {} and {}; {}", tokenizer_file, folder.string(),
-                   gpt2_ids_file, gpt2_merges_file, advice_for_tokenizer());
+    for (const auto& [ids, merges] :
+         {std::pair(gpt2_ids_file, gpt2_merges_file), std::pair("vocab.json", "merges.txt")}) {
+        if (!is_there(folder / ids)) continue;
+        if (!is_there(folder / merges))
+            user_error("there is no file '{}'; {}", (folder / merges).string(), advice_for_tokenizer());
+        return Tokenizer(parts_of_gpt2(folder / ids, folder / merges));
     }
-    return Tokenizer(parts_of_gpt2(folder / gpt2_ids_file, folder / gpt2_merges_file));
+    user_error("there is no {} in '{}', and not GPT-2's {} and {}; {}", tokenizer_file, folder.string(),
+               gpt2_ids_file, gpt2_merges_file, advice_for_tokenizer());
 }
 
 std::string advice_for_tokenizer(std::int64_t vocabulary) {

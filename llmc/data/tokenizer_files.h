@@ -14,7 +14,7 @@
 namespace llmc {
 
 inline constexpr const char* tokenizer_file = "tokenizer.json";
-// GPT-2's: the id of every token, and the merges in order.
+// GPT-2's: the id of every token, and the merges in order. In Hugging Face's folders they are vocab.json and merges.txt.
 inline constexpr const char* gpt2_ids_file = "encoder.json";
 inline constexpr const char* gpt2_merges_file = "vocab.bpe";
 inline constexpr std::string_view end_of_text_name = "<|endoftext|>";

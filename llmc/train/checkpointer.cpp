@@ -62,7 +62,7 @@ void Checkpointer::export_weights() {
         save_folder(file, store, transfer,
                     {.config = exported_config(run_.options),
                      .dtype = exported_dtype(run_.options),
-                     .tokenizer = run_.tokenizer_files});
+                     .tokenizer = with_names_of_folders(run_.tokenizer_files)});
         const auto& source = run_.options.folder;
         if (source && run_.tokenizer_files.empty() && !fs::exists(source->path))
             run_.session.console().note(

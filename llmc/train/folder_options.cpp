@@ -126,6 +126,28 @@ std::string folder_of_tokenizer(const Options& options) {
     return is_gpt2 ? gpt2_tokenizer_folder : "";
 }
 
+constexpr const char* generation_config_file = "generation_config.json";
+
+TokenizerFiles tokenizer_files_of(const Options& options, const std::string& folder) {
+    TokenizerFiles files = read_tokenizer_files(folder);
+    if (options.folder) {
+        TokenizerFiles own = read_tokenizer_files(options.folder->path);
+        if (auto config = own.extract(generation_config_file)) files.insert(std::move(config));
+    }
+    return files;
+}
+
+TokenizerFiles with_names_of_folders(TokenizerFiles files) {
+    for (const auto& [name, other] :
+         {std::pair(gpt2_ids_file, "vocab.json"), std::pair(gpt2_merges_file, "merges.txt")}) {
+        if (auto file = files.extract(name)) {
+            file.key() = other;
+            files.insert(std::move(file));
+        }
+    }
+    return files;
+}
+
 namespace {
 
 // The tokens of the vocabulary that a value of a configuration names: one number, or a list of them.
@@ -153,7 +175,7 @@ std::optional<std::int32_t> begin_token(const Options& options) {
 
 std::vector<std::int32_t> end_tokens(const Options& options, const TokenizerFiles& tokenizer) {
     constexpr const char* key = "eos_token_id";
-    if (const auto found = tokenizer.find("generation_config.json"); found != tokenizer.end()) {
+    if (const auto found = tokenizer.find(generation_config_file); found != tokenizer.end()) {
         const Json config = Json::parse(found->second, nullptr, false);
         if (config.is_object() && has(config, key)) return tokens_in(config, key, options.vocabulary());
     }

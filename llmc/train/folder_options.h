@@ -28,6 +28,11 @@ std::string folder_of_tokens(const Options& options);
 // if there is none.
 std::string folder_of_tokenizer(const Options& options);
 
+// The files of the tokenizer in that folder, and the model's own generation_config.json, if there is none beside them.
+TokenizerFiles tokenizer_files_of(const Options& options, const std::string& folder);
+// The same for a folder in Hugging Face's format, where GPT-2's files have other names.
+TokenizerFiles with_names_of_folders(TokenizerFiles files);
+
 // The tokens that end a text: those of the tokenizer's generation_config.json, or else of the folder's config.json.
 std::vector<std::int32_t> end_tokens(const Options& options, const TokenizerFiles& tokenizer);
 

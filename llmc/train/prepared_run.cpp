@@ -73,7 +73,7 @@ void PreparedRun::plan_memory() {
 void PreparedRun::open_files() {
     const std::string folder = folder_of_tokenizer(options);
     tokenizer = open_tokenizer(folder, !options.tokenizer.empty(), model().vocabulary, notes);
-    tokenizer_files = read_tokenizer_files(folder);
+    tokenizer_files = tokenizer_files_of(options, folder);
     ends = end_tokens(options, tokenizer_files);
     if (!options.generate) open_data_files();
     out_dir = choose_out_dir(options);
