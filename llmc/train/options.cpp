@@ -40,8 +40,8 @@ std::string as_help(std::string_view text) {
 
 namespace {
 
-// No option has been removed since 0.1. An entry looks like {"old-name", "0.2", "--new-name"}.
-constexpr std::array<RemovedOption, 0> all_removed_options{};
+// Those since 0.1.
+constexpr std::array<RemovedOption, 1> all_removed_options = {{{"bpe-dir", "0.2", "--tokenizer"}}};
 
 // The help of a setting with its default. A switch that is off by default needs no such note.
 template <class T>

@@ -28,7 +28,7 @@ def test_the_whole_path(tmp_path):
     assert tokens == [301_966, 36_060]
 
     run_dir = tmp_path / "run"
-    options = [*SIZES, f"--train-data={data}/train_*.bin", f"--val-data={data}/val_*.bin", f"--bpe-dir={bpe}", "--zero-stage=3",
+    options = [*SIZES, f"--train-data={data}/train_*.bin", f"--val-data={data}/val_*.bin", f"--tokenizer={bpe}", "--zero-stage=3",
                f"--global-batch-tokens={24 * 64}", f"--steps={STEPS}", "--lr=2e-3", "--val-every=200", "--val-batches=0",
                "--sample-tokens=0", f"--out-dir={run_dir}"]
     command = [program.PROGRAM, "--processes", "2"]
@@ -62,7 +62,7 @@ def test_the_whole_path(tmp_path):
         loss = float(re.search(r"validation after step \d+: loss ([0-9.]+)", out)[1])
         assert abs(loss - validation[STEPS]) < 3e-4, out
 
-    generate = ["--generate", "--prompt=ROMEO:", "--sample-tokens=60", "--temperature=0.8", "--top-k=50", f"--bpe-dir={bpe}"]
+    generate = ["--generate", "--prompt=ROMEO:", "--sample-tokens=60", "--temperature=0.8", "--top-k=50", f"--tokenizer={bpe}"]
     texts = [program.run(*generate, f"--resume={checkpoint}", *more, ranks=ranks).stdout
              for more, ranks in (([], 1), ([], 1), (["--zero-stage=3"], 2))]
     assert texts[0] == texts[1] and texts[0].startswith("ROMEO:") and len(texts[0]) > 100
