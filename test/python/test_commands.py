@@ -141,6 +141,7 @@ HIDDEN = {
     "libopenmpi-dev": ["-lmpi"],
     "librandom123-dev": ["<Random123/philox.h>"],
     "libtomlplusplus-dev": ["-ltomlplusplus"],
+    "libutf8proc-dev": ["-lutf8proc"],
     "libxxhash-dev": ["-lxxhash"],
     "libyaml-cpp-dev": ["-lyaml-cpp"],
     "nlohmann-json3-dev": ["<nlohmann/json.hpp>"],

@@ -246,7 +246,7 @@ def test_a_folder_validates_without_training_data(tmp_path, tokens):
     assert "baseline" in beside and "baseline" not in alone  # of tokens that are counted in training data
     (tmp_path / "text.txt").write_text("a text")
     result = program.run(*common, f"--val-data={tmp_path / 'text.txt'}", check=False)
-    assert "--val-data: the model of" in result.stderr and "give token shards" in result.stderr
+    assert "--val-data: the model of" in result.stderr and "make token shards of it with" in result.stderr
 
 
 def test_an_exported_model_of_bytes_reads_texts(tmp_path):
