@@ -87,7 +87,7 @@ BUDGETS = {
     "simulated_algorithms": 49, "signals": 42, "cuda-runtime-plain": 36, "tcp-4": 35, "training_against_pytorch": 75,
     "model_switches": 27, "mesh": 32, "memory_peak": 25, "mpi-3": 23, "simulated_gpu_errors": 22, "commands": 45,
     "mpi-2": 22, "plot": 20, "pages_of_lab": 20, "wrong_input": 18, "resume": 16, "tcp-3": 15, "defaults": 18, "folders": 15,
-    "tcp": 14, "allocations": 14, "communicator": 13, "run_folders": 12, "data": 15, "tokenizer": 30, "tokenizer_data": 20, "chat_data": 22, "program": 11,
+    "tcp": 14, "allocations": 14, "communicator": 13, "run_folders": 12, "data": 15, "tokenizer": 30, "tokenizer_data": 20, "chat_data": 22, "conversations": 12, "program": 11,
     "hellaswag": 10, "gguf": 10, "bench": 9, "lint": 9, "model_against_pytorch": 31, "pipeline_timeline": 8, "failing_runs": 7,
     "ops_against_pytorch": 12, "planner": 30, "simulated_plans": 45, "searches": 120, "fp16": 80, "offload": 180, "offload_drawn": 70, "simulated_offload": 260, "fp8": 45, "small_state": 20, "simulated_families": 15, "simulated_fp8": 55, "more_plans": 80, "metrics": 6, "recipes": 6, "kernel_report": 6, "lab_report": 6,
 }
@@ -104,7 +104,7 @@ CHECKED_BY = {
     "llmc/core/*": "unit",
     "llmc/comm/launcher.*": "unit signals failing_runs",
     "llmc/comm/*": "unit communicator tcp mpi-2",
-    "llmc/data/*": "unit tokenizer data same_data",
+    "llmc/data/*": "unit tokenizer data same_data conversations",
     "llmc/io/*": "unit resume metrics situations keep_best run_folders",
     "llmc/model/*": "unit mpi-1 mpi-2 model_switches",
     "llmc/optim/*": "unit program",

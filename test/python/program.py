@@ -72,3 +72,13 @@ def write_token_file(path, tokens, wide=False):
     with open(path, "wb") as file:
         file.write(header.tobytes())
         file.write(array.array("I" if wide else "H", map(int, tokens)).tobytes())
+
+
+def write_rows(path, rows, tokenizer=0):
+    """A .bin file of conversations: each row is (tokens, whether the loss counts each). `tokenizer` is a checksum."""
+    header = array.array("I", (20240801, 8, sum(len(tokens) for tokens, _ in rows), tokenizer & 0xFFFFFFFF, tokenizer >> 32, len(rows)))
+    header.extend([0] * (256 - len(header)))
+    words = (int(token) | (place == 0) << 30 | bool(counts) << 31
+             for tokens, counted in rows for place, (token, counts) in enumerate(zip(tokens, counted)))
+    with open(path, "wb") as file:
+        file.write(header.tobytes() + array.array("I", words).tobytes())
