@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,9 +33,9 @@ class LineReader {
         while (true) {
             if (const std::size_t end = text_.find('\n'); end != std::string::npos) return take(end, 1);
             if (stops()) return std::nullopt;
+            // read() would begin again after a signal, and poll() does not see one that comes just before it.
             pollfd input{STDIN_FILENO, POLLIN, 0};
-            if (poll(&input, 1, -1) < 0 && errno == EINTR)
-                continue;  // read() would begin again after a signal
+            if (poll(&input, 1, milliseconds_between_looks) <= 0) continue;
             char block[4096];
             const ssize_t size = read(STDIN_FILENO, block, sizeof(block));
             if (size > 0) text_.append(block, static_cast<std::size_t>(size));
@@ -44,6 +45,8 @@ class LineReader {
     }
 
   private:
+    static constexpr int milliseconds_between_looks = 100;
+
     std::string take(std::size_t end, std::size_t mark) {
         std::string line = text_.substr(0, end);
         text_.erase(0, end + mark);
@@ -87,7 +90,7 @@ class Conversation {
                                     .kept = &kept_},
                                    watch);
         output.write(text.rest());
-        output.finish();
+        answer.empty() ? output.write("\n") : output.finish();
         output.require_written();
         messages_.push_back({Role::assistant, run_.tokenizer->decode(answer)});
         const auto rows = kept_.computed_rows - before;
@@ -110,30 +113,37 @@ class Conversation {
         return run_.options.was_chosen("sample-tokens") ? run_.options.sample_tokens : context();
     }
 
-    std::vector<std::int32_t> encoded() const { return run_.tokenizer->encode(format_.pieces(messages_)); }
+    std::vector<std::int32_t> encoded(std::span<const ChatMessage> messages) const {
+        return run_.tokenizer->encode(format_.pieces(messages));
+    }
 
-    // The tokens of the conversation, without its oldest turns if it would leave too little room for an answer. Empty if
-    // the last message alone is too long.
+    // The tokens of the conversation, without its oldest turns if it would leave too little room for an answer.
+    // Without the last message, and empty, if that alone is too long.
     std::vector<std::int32_t> fitted_prompt() {
         const std::int64_t room = context() - std::min(most_tokens(), context() / 4);
         const std::ptrdiff_t first = messages_[0].role == Role::system ? 1 : 0;
-        std::vector<std::int32_t> prompt = encoded();
-        while (std::ssize(prompt) > room && std::ssize(messages_) > first + 1) {
-            messages_.erase(messages_.begin() + first, messages_.begin() + first + 2);
-            prompt = encoded();
-            if (!std::exchange(has_said_, true))
-                say_beside_text(fmt::format(
-                    "note: the conversation is longer than --seq-len {} allows, so its oldest turns "
-                    "are left out from now on",
-                    context()));
+        std::vector<ChatMessage> kept = messages_;
+        std::vector<std::int32_t> prompt = encoded(kept);
+        while (std::ssize(prompt) > room && std::ssize(kept) > first + 1) {
+            kept.erase(kept.begin() + first, kept.begin() + first + 2);
+            prompt = encoded(kept);
         }
-        if (std::ssize(prompt) < context()) return prompt;
-        say_beside_text(fmt::format(
-            "this message has too many tokens: the conversation would have {}, and --seq-len is {}; "
-            "say it in fewer words",
-            prompt.size(), context()));
-        messages_.pop_back();
-        return {};
+        if (std::ssize(prompt) >= context()) {
+            say_beside_text(fmt::format(
+                "this message has too many tokens: the conversation would have {}, and --seq-len is {}; "
+                "say it in fewer words",
+                prompt.size(), context()));
+            messages_.pop_back();
+            return {};
+        }
+        if (kept.size() < messages_.size() && !std::exchange(has_said_, true)) {
+            say_beside_text(fmt::format(
+                "note: the conversation is longer than --seq-len {} allows, so its oldest turns are left out "
+                "from now on",
+                context()));
+        }
+        messages_ = std::move(kept);
+        return prompt;
     }
 
     PreparedRun& run_;

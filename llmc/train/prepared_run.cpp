@@ -13,6 +13,7 @@
 #include "llmc/core/error.h"
 #include "llmc/core/text.h"
 #include "llmc/core/version.h"
+#include "llmc/data/chat_format.h"
 #include "llmc/data/prompt.h"
 #include "llmc/data/tokenizer_files.h"
 #include "llmc/io/files.h"
@@ -75,7 +76,10 @@ void PreparedRun::open_files() {
     tokenizer = open_tokenizer(folder, !options.tokenizer.empty(), model().vocabulary, notes);
     tokenizer_files = tokenizer_files_of(options, folder);
     ends = end_tokens(options, tokenizer_files);
-    if (!options.generate) open_data_files();
+    if (!options.generate) {
+        open_data_files();
+        take_chat_format();
+    }
     out_dir = choose_out_dir(options);
     prompt = encode_prompt(options.prompt, model().vocabulary, tokenizer_or_none(), begin_token(options));
     open_weights();
@@ -130,6 +134,13 @@ void PreparedRun::open_data_files() {
         std::string fingerprint = is_rank_zero() ? windows.fingerprint(count) : "";
         validation.emplace(std::move(windows), count, std::move(fingerprint));
     }
+}
+
+// What the conversations were written in is what the model speaks from now on, whatever its folder has.
+void PreparedRun::take_chat_format() {
+    if (!data.training || data.training->rows().empty()) return;
+    const auto file = std::filesystem::path(data.files.front()).parent_path() / chat_format_file;
+    if (std::filesystem::exists(file)) tokenizer_files[chat_format_file] = read_file(file);
 }
 
 // Finds and checks the weight file. load_weights() reads the weights later.

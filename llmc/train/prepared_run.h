@@ -109,6 +109,7 @@ struct PreparedRun {
   private:
     void open_weights();
     void open_data_files();
+    void take_chat_format();
     void open_training_files();
     void require_names_for_records() const;
     void see_disk();

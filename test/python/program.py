@@ -25,11 +25,11 @@ def over_mpi(ranks, program=PROGRAM):
     return [str(ROOT / "scripts/launch.sh"), "-np", str(ranks), "--bind-to", "none", program]
 
 
-def run(*options, ranks=1, env=None, timeout=300, check=True, program=PROGRAM, mpi=False):
+def run(*options, ranks=1, env=None, timeout=300, check=True, program=PROGRAM, mpi=False, input=None):
     """Runs the program on `ranks` processes, with `mpi` under mpirun; returns its CompletedProcess with its output as text."""
     started = over_mpi(ranks, program) if mpi else [program, *(["--processes", str(ranks)] if ranks > 1 else [])]
     command = [*started, *map(str, options)]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout * PATIENCE,
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout * PATIENCE, input=input,
                             env={**os.environ, **(env or {})})
     if check:
         assert result.returncode == 0, f"{' '.join(command)}\n{result.stdout[-2000:]}\n{result.stderr}"
