@@ -127,9 +127,10 @@ std::vector<Suggestion> suggestions(const PreparedRun& run, const Outcome& outco
         found.push_back({"go on with", fmt::format("{} --steps {}{}", go_on, 2 * outcome.last_step,
                                                    options_that_keep_rate(run.options, applied))});
     }
-    found.push_back(
-        {"generate text with", fmt::format("{} --generate --resume {}", shell_word(program.string()),
-                                           shell_word(run.out_dir.string()))});
+    const bool talks = run.tokenizer && run.data.training && !run.data.training->rows().empty();
+    found.push_back({talks ? "talk with the model by" : "generate text with",
+                     fmt::format("{} --{} --resume {}", shell_word(program.string()), talks ? "chat" : "generate",
+                                 shell_word(run.out_dir.string()))});
     std::error_code ignored;
     if (fs::exists(plot, ignored)) {  // the program may have been copied elsewhere
         found.push_back({"draw the loss with",

@@ -12,6 +12,7 @@ The blocks of text, by their first lines:
     layernorm_forward     the kernel lab (tested in test_pages.py, which builds it)
     one step              the list of a step
     train_gpt.cu          how the code is laid out
+long_fine_tuning.py has the tests of docs/fine-tuning.md.
 """
 
 import os
@@ -50,7 +51,8 @@ def rows_of(lines):
 
 
 def test_every_block_of_printed_text_has_a_test():
-    untested = [f"{place}: {lines[0]}" for place, how, lines in blocks() if how == "prints" and not lines[0].startswith(TESTED)]
+    untested = [f"{place}: {lines[0]}" for place, how, lines in blocks() if how == "prints" and not lines[0].startswith(TESTED)
+                and not place.startswith("docs/fine-tuning.md:")]
     assert not untested, "\n".join(untested)
 
 
