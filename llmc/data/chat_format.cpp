@@ -100,8 +100,10 @@ ChatFormat find_chat_format(const std::map<std::string, std::string>& tokenizer_
     const std::string text = template_of(tokenizer_files);
     if (text.empty())
         user_error(
-            "--chat: the model's tokenizer has no chat template, so it was not made for conversations; "
-            "give a model that was, or use --generate");
+            "--chat: the model's tokenizer has no chat template, so it was not made for conversations; use "
+            "--generate, or write what a template puts around texts with "
+            "`python data/chat.py --format {} --template FILE`",
+            folder);
     const std::string checksum = fmt::format("{:016x}", XXH3_64bits(text.data(), text.size()));
     for (const char* const known : known_chat_formats()) {
         if (Json::parse(known)["template"] == checksum) return parse(known);

@@ -129,8 +129,8 @@ std::vector<Suggestion> suggestions(const PreparedRun& run, const Outcome& outco
     }
     const bool talks = run.tokenizer && run.data.training && !run.data.training->rows().empty();
     found.push_back({talks ? "talk with the model by" : "generate text with",
-                     fmt::format("{} --{} --resume {}", shell_word(program.string()), talks ? "chat" : "generate",
-                                 shell_word(run.out_dir.string()))});
+                     fmt::format("{} --{} --resume {}", shell_word(program.string()),
+                                 talks ? "chat" : "generate", shell_word(run.out_dir.string()))});
     std::error_code ignored;
     if (fs::exists(plot, ignored)) {  // the program may have been copied elsewhere
         found.push_back({"draw the loss with",
