@@ -28,6 +28,7 @@ TRL = "trl==1.16.0"
 # The names in trl, and the text that begins a conversation.
 TEMPLATES = {"llama3": "<|begin_of_text|>", "llama3_1": "<|begin_of_text|>", "llama3_2": "<|begin_of_text|>", "qwen2_5": None}
 DATE = "2024-07-26"
+WIDTH = 100  # of a line of text
 
 SOURCE = """// Made by dev/data/make_chat_formats.py of the templates of SmolLM2, Llama 3, 3.1 and 3.2, and Qwen 2.5.
 #include "llmc/data/chat_format.h"
@@ -58,8 +59,9 @@ def templates():
 
 
 def entry(name, template, begin):
-    found = chat_format.find(template, {"bos_token": begin} if begin else {}, DATE, Renderer)
-    return f'        // {name}\n        R"({json.dumps(found)})",'
+    found = json.dumps(chat_format.find(template, {"bos_token": begin} if begin else {}, DATE, Renderer))
+    lines = [f'        R"({found[i:i + WIDTH]})"' for i in range(0, len(found), WIDTH)]
+    return f"        // {name}\n" + "\n".join(lines) + ","
 
 
 if __name__ == "__main__":

@@ -137,7 +137,7 @@ def source():
     # A letter that Unicode 16.0 added, and one of 17.0.
     is_letter = [categories[code] in range(1, 6) for code in (0x10D4A, 0x323B0)]
     version = "before 16.0" if not is_letter[0] else "16.0" if not is_letter[1] else "17.0 or later"
-    return SOURCE.format(version=tokenizers.__version__, unicode=version, runs=in_rows(runs, 11), ranges=in_rows(ranges, 6))
+    return SOURCE.format(version=tokenizers.__version__, unicode=version, runs=in_rows(runs, 11), ranges=in_rows(ranges, 5))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-// The text of a conversation as a model's chat template writes it, without the template's language: what stands around the
-// text of each role. data/chat.py finds it, and proves that the template writes the same; a few templates are known here.
+// The text of a conversation as a model's chat template writes it, without the template's language: what stands
+// around the text of each role. data/chat.py finds it, and proves that the template writes the same; a few templates
+// are known here.
 #pragma once
 
 #include <array>
@@ -33,8 +34,8 @@ struct ChatFormat {
     std::vector<TextPiece> pieces(std::span<const ChatMessage> messages) const;
 };
 
-// The format of a model: of the chat_format.json among the files of its tokenizer, or of its template, if that is a known
-// one. UserError, which says how to make one, if there is none.
+// The format of a model: of the chat_format.json among the files of its tokenizer, or of its template, if that is a
+// known one. UserError, which says how to make one, if there is none.
 ChatFormat find_chat_format(const std::map<std::string, std::string>& tokenizer_files,
                             const std::string& folder);
 

@@ -170,13 +170,12 @@ void note_narrow_tokens(Data& data, const std::string& pattern, const TokenSourc
         pattern, plural(narrow, "token shard"), grouped(most - 1), grouped(vocabulary)));
 }
 
-// Token shards made with another tokenizer than the model's, or with several, are refused. Adds a note if some do not say.
+// Token shards made with another tokenizer than the model's, or with several, are refused. Adds a note if some do not
+// say.
 void require_tokenizer(Data& data, const std::vector<std::string>& files, const TokenSource& source,
                        const DataOptions& options, const char* option) {
-    std::int64_t silent = 0;
     for (std::size_t shard = 0; shard < source.shards(); ++shard) {
         const std::uint64_t made_with = source.tokenizer_of(shard);
-        if (made_with == 0) ++silent;
         if (made_with == 0 || made_with == data.tokenizer) continue;
         if (options.tokenizer != 0) {
             user_error(
@@ -192,11 +191,18 @@ void require_tokenizer(Data& data, const std::vector<std::string>& files, const 
                 option, files[shard]);
         data.tokenizer = made_with;
     }
-    if (silent > 0 && options.tokenizer != 0) {
-        data.notes.push_back(fmt::format(
-            "{} of {} {} not say which tokenizer made {}; the model's is assumed",
-            plural(silent, "token shard"), option, silent == 1 ? "does" : "do", silent == 1 ? "it" : "them"));
-    }
+}
+
+// Adds a note if shards do not say which tokenizer made them.
+void note_silent_shards(Data& data, const std::string& pattern, const TokenSource& source,
+                        const DataOptions& options) {
+    std::int64_t silent = 0;
+    for (std::size_t shard = 0; shard < source.shards(); ++shard)
+        silent += source.tokenizer_of(shard) == 0 ? 1 : 0;
+    if (silent == 0 || options.tokenizer == 0) return;
+    data.notes.push_back(
+        fmt::format("{} has {} that {} not say which tokenizer made {}; the model's is assumed", pattern,
+                    plural(silent, "token shard"), silent == 1 ? "does" : "do", silent == 1 ? "it" : "them"));
 }
 
 std::string describe(const std::string& what, const TokenSource& source) {
@@ -276,10 +282,12 @@ std::vector<FileRecord> records_of(const Found& found, const TokenSource& source
 }
 
 void take_files(Data& data, const std::string& pattern, const Found& found, const TokenSource& source,
-                std::int64_t vocabulary) {
+                const DataOptions& options) {
     data.files.insert(data.files.end(), found.files.begin(), found.files.end());
-    note_bytes(data, pattern, found, source, vocabulary);
-    note_narrow_tokens(data, pattern, source, vocabulary);
+    const std::size_t notes = data.notes.size();
+    note_bytes(data, pattern, found, source, options.vocabulary);
+    note_narrow_tokens(data, pattern, source, options.vocabulary);
+    if (!found.text && data.notes.size() == notes) note_silent_shards(data, pattern, source, options);
     if (found.text) {
         const std::string note = note_if_no_text(pattern, found.text->bytes);
         if (!note.empty()) data.notes.push_back(note);
@@ -349,7 +357,7 @@ void open_training(Data& data, const DataOptions& options) {
         data.training = open_token_shards(found.files, options.vocabulary, "--train-data");
         require_tokenizer(data, found.files, *data.training, options, "--train-data");
         require_rows(found.files, *data.training, options.sequence_length, "--train-data");
-        take_files(data, options.train_data, found, *data.training, options.vocabulary);
+        take_files(data, options.train_data, found, *data.training, options);
         data.training_description =
             describe(shards_text(options.train_data, found.files.size()), *data.training);
         record_training(data, found, options.sequence_length);
@@ -361,7 +369,7 @@ void open_training(Data& data, const DataOptions& options) {
     const std::size_t all = text.bytes.size();
     const std::size_t cut = options.val_data.empty() ? training_bytes(text) : all;
     data.training = make_text_source(part(text, 0, cut), options.vocabulary);
-    if (!embedded) take_files(data, options.train_data, found, *data.training, options.vocabulary);
+    if (!embedded) take_files(data, options.train_data, found, *data.training, options);
     data.training_description = describe((cut < all ? "first 90% of " : "") + text.name, *data.training);
     record_training(data, found, options.sequence_length);
     if (cut == all) return;
@@ -385,7 +393,7 @@ void open_validation(Data& data, const DataOptions& options) {
         data.validation_description =
             describe(shards_text(options.val_data, found.files.size()), *data.validation);
     }
-    take_files(data, options.val_data, found, *data.validation, options.vocabulary);
+    take_files(data, options.val_data, found, *data.validation, options);
     record_validation(data, found, options.sequence_length);
 }
 

@@ -1,5 +1,5 @@
-// The prompt that a generated text begins with, and the text that comes out. Without a tokenizer only the ids are known;
-// they are written as decimal numbers.
+// The prompt that a generated text begins with, and the text that comes out. Without a tokenizer only the ids are
+// known; they are written as decimal numbers.
 #pragma once
 
 #include <cstdint>

@@ -27,8 +27,8 @@ class Permutation {
     int half_bits_ = 0;
 };
 
-// The number of samples in an epoch of the source: a row is one. Without rows, shard i gives (tokens_i - 1) / T of them,
-// rounded down.
+// The number of samples in an epoch of the source: a row is one. Without rows, shard i gives (tokens_i - 1) / T of
+// them, rounded down.
 std::int64_t training_windows(const TokenSource& source, std::int64_t sequence_length);
 
 // A sample is a window of T+1 consecutive tokens of one shard: its first T are the inputs, its last T the
@@ -88,8 +88,8 @@ struct BatchShare {
 };
 
 // The whole source in order: every token except the first of each shard is a target exactly once. A shard's
-// last window may have fewer than T targets: the missing ones are ignored_target (-1), with input 0. A source of rows has a
-// window for each.
+// last window may have fewer than T targets: the missing ones are ignored_target (-1), with input 0. A source of rows
+// has a window for each.
 class ValidationWindows {
   public:
     // `source` must outlive the object.

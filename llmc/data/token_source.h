@@ -88,11 +88,11 @@ std::unique_ptr<TokenSource> make_text_source(Text text, std::int64_t vocabulary
 std::optional<int> bits_of_tokens(std::span<const std::uint8_t> bytes);
 
 // Opens token shards: a header of 256 int32, then tokens, all little-endian. The header begins with
-// (20240520, 1, tokens) for uint16 tokens and with (20240801, 7, tokens) for uint32 tokens; the lower and the upper half
-// of the tokenizer's checksum follow, or zeros. Each file is a shard, in the given order; both kinds may be mixed.
-// Shards of conversations begin with (20240801, 8, tokens). Behind the checksum they have the number of rows; bit 31 of a
-// token says that the loss counts it, and bit 30 that a row begins with it. UserError for a file that does not have this
-// form or does not match its header; the message begins with `option` ("--train-data").
+// (20240520, 1, tokens) for uint16 tokens and with (20240801, 7, tokens) for uint32 tokens; the lower and the upper
+// half of the tokenizer's checksum follow, or zeros. Each file is a shard, in the given order; both kinds may be
+// mixed. Shards of conversations begin with (20240801, 8, tokens). Behind the checksum they have the number of rows;
+// bit 31 of a token says that the loss counts it, and bit 30 that a row begins with it. UserError for a file that
+// does not have this form or does not match its header; the message begins with `option` ("--train-data").
 std::unique_ptr<TokenSource> open_token_shards(const std::vector<std::string>& paths, std::int64_t vocabulary,
                                                const std::string& option);
 

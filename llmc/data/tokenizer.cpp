@@ -267,8 +267,8 @@ void Tokenizer::encode_segment(std::string_view text, std::size_t rule,
     if (begin < text.size()) encode_segment(text.substr(begin), rule + 1, out);
 }
 
-// Appends the added tokens in a text, and calls `other` with the place and the size of each piece between them. Of tokens
-// that begin at the same place, the longest counts.
+// Appends the added tokens in a text, and calls `other` with the place and the size of each piece between them. Of
+// tokens that begin at the same place, the longest counts.
 template <class Other>
 void Tokenizer::split_at_tokens(std::string_view text, const std::vector<bool>& ordinary,
                                 const ByFirstByte& added, std::vector<std::int32_t>& out,

@@ -73,8 +73,8 @@ class Tokenizer {
     // A number that says what the tokenizer computes, whatever its file looks like (docs/data.md); 0 for bytes.
     std::uint64_t checksum() const;
 
-    // The tokens of the joined text of the pieces, without those of the beginning. Bytes that are not UTF-8 count as U+FFFD
-    // (core/text.h), and those without a token are dropped. Any number of threads may encode at once.
+    // The tokens of the joined text of the pieces, without those of the beginning. Bytes that are not UTF-8 count as
+    // U+FFFD (core/text.h), and those without a token are dropped. Any number of threads may encode at once.
     std::vector<std::int32_t> encode(std::span<const TextPiece> pieces) const;
     std::vector<std::int32_t> encode(std::string_view text) const { return encode(text, false); }
     // The same, but special tokens in the text are ordinary text.

@@ -14,7 +14,8 @@
 namespace llmc {
 
 inline constexpr const char* tokenizer_file = "tokenizer.json";
-// GPT-2's: the id of every token, and the merges in order. In Hugging Face's folders they are vocab.json and merges.txt.
+// GPT-2's: the id of every token, and the merges in order. In Hugging Face's folders they are vocab.json and
+// merges.txt.
 inline constexpr const char* gpt2_ids_file = "encoder.json";
 inline constexpr const char* gpt2_merges_file = "vocab.bpe";
 inline constexpr std::string_view end_of_text_name = "<|endoftext|>";
@@ -30,9 +31,9 @@ inline constexpr const char* gpt2_tokenizer_folder = "data/gpt2_bpe";
 // How to get a tokenizer for a vocabulary, for messages: "run `...`, which makes ..., or give ... --tokenizer".
 std::string advice_for_tokenizer(std::int64_t vocabulary = gpt2_vocabulary);
 
-// The tokenizer of a model in a folder; its vocabulary must not be larger than the model's. Without a folder it is that of
-// bytes for a vocabulary of 256, and otherwise there is none. If `is_given`, a UserError that begins with --tokenizer says
-// why the folder's cannot be used; otherwise there is none, and a note says why.
+// The tokenizer of a model in a folder; its vocabulary must not be larger than the model's. Without a folder it is
+// that of bytes for a vocabulary of 256, and otherwise there is none. If `is_given`, a UserError that begins with
+// --tokenizer says why the folder's cannot be used; otherwise there is none, and a note says why.
 std::optional<Tokenizer> open_tokenizer(const std::string& folder, bool is_given, std::int64_t vocabulary,
                                         std::vector<std::string>& notes);
 

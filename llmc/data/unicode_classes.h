@@ -8,7 +8,8 @@ namespace llmc {
 // The general categories of Unicode 16.0, by their short names. `Cn` are unassigned code points.
 enum class Category : std::uint8_t {
     // clang-format off
-    Cn, Lu, Ll, Lt, Lm, Lo, Mn, Mc, Me, Nd, Nl, No, Pc, Pd, Ps, Pe, Pi, Pf, Po, Sm, Sc, Sk, So, Zs, Zl, Zp, Cc, Cf, Cs, Co
+    Cn, Lu, Ll, Lt, Lm, Lo, Mn, Mc, Me, Nd, Nl, No, Pc, Pd, Ps, Pe, Pi, Pf, Po, Sm, Sc, Sk, So,
+    Zs, Zl, Zp, Cc, Cf, Cs, Co
     // clang-format on
 };
 

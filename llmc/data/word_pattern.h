@@ -6,7 +6,8 @@
 //   [..] [^..]               a class of characters, ranges and the escapes above
 //   X? X* X+ X{m,n}          greedy repetitions of a character or a class
 //   X?+ X*+ X++              possessive ones, which never give back what they took
-//   (..) (?:..) (?i:..)      groups, whose alternatives are separated by |; (?i: is for ASCII letters; a group may have a ?
+// (..) (?:..) (?i:..)      groups, whose alternatives are separated by |; (?i: is for ASCII letters; a group may have
+// a ?
 //   (?!..)                   what follows must not match
 #pragma once
 

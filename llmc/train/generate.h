@@ -1,6 +1,6 @@
-// Continues a prompt: during training (Sampler), or alone (--generate; chat.h has --chat). --generate opens no data and writes
-// no file. It writes only the text to standard output, token by token, and one line before and one after it
-// to standard error.
+// Continues a prompt: during training (Sampler), or alone (--generate; chat.h has --chat). --generate opens no data
+// and writes no file. It writes only the text to standard output, token by token, and one line before and one after
+// it to standard error.
 #pragma once
 
 #include <cstdint>

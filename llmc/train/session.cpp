@@ -25,8 +25,9 @@ Session::Environment::Environment(int argc, char** argv) {
     // Generation runs hundreds of brief loops for each token. The options are read later, so that of a configuration
     // file is not known here.
     const std::span<char*> arguments(argv, static_cast<std::size_t>(argc));
-    const bool generates = std::ranges::any_of(
-        arguments, [](std::string_view argument) { return argument == "--generate" || argument == "--chat"; });
+    const bool generates = std::ranges::any_of(arguments, [](std::string_view argument) {
+        return argument == "--generate" || argument == "--chat";
+    });
     let_waiting_threads_sleep(argv, generates);
 }
 

@@ -354,7 +354,8 @@ std::optional<std::vector<std::int32_t>> Trainer::generate(const Continuation& o
     KeptContext& kept = of.kept ? *of.kept : none;
 
     std::vector<std::int32_t> text(of.prompt.begin(), of.prompt.end());
-    // The context is text[begin, ...), of which the cache knows text[begin, known). The last token's row gives the next.
+    // The context is text[begin, ...), of which the cache knows text[begin, known). The last token's row gives the
+    // next.
     std::size_t begin = text.size() - std::min(text.size(), T);
     const std::span prompt = std::span(text).subspan(begin, text.size() - 1 - begin);
     std::size_t known =

@@ -56,8 +56,8 @@ struct Continuation {
     std::span<const std::int32_t> ends = {};
     // Receives each token as soon as it is known.
     std::function<void(std::int32_t token)> take = [](std::int32_t) {};
-    // The last text's, of which no row is computed again that this text begins with, too. Only generation may run between
-    // two texts.
+    // The last text's, of which no row is computed again that this text begins with, too. Only generation may run
+    // between two texts.
     KeptContext* kept = nullptr;
 };
 

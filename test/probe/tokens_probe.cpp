@@ -1,9 +1,9 @@
 // tokens_probe FOLDER
 //
-// Encodes texts with the tokenizer of a folder, so that a script can compare it with another implementation. Its input is
-// one byte for each text, s if special tokens count and o if they are ordinary text, then the number of bytes as uint32,
-// and the bytes. For each it writes the number of ids and the ids as int32, then the number of bytes that they decode to,
-// and these. Without a text it only writes the checksum of the tokenizer, in hexadecimal digits.
+// Encodes texts with the tokenizer of a folder, so that a script can compare it with another implementation. Its
+// input is one byte for each text, s if special tokens count and o if they are ordinary text, then the number of
+// bytes as uint32, and the bytes. For each it writes the number of ids and the ids as int32, then the number of bytes
+// that they decode to, and these. Without a text it only writes the checksum of the tokenizer, in hexadecimal digits.
 #include <fmt/format.h>
 
 #include <cstdint>

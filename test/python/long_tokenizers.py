@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-import dataset_scripts  # noqa: F401  (which finds the modules of data/)
 import made_tokenizers
 import probed_tokenizers
 

@@ -8,7 +8,6 @@ import subprocess
 import pytest
 
 import bpe_corpus
-import dataset_scripts  # noqa: F401  (which finds the modules of data/)
 import gpt2_bpe
 import made_tokenizers
 import probed_tokenizers

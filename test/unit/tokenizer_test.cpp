@@ -234,7 +234,8 @@ class JsonTokenizer : public testing::Test {
             "post_processor": {"type": "TemplateProcessing",
                 "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
                 "special_tokens": {"<s>": {"id": "<s>", "ids": [7], "tokens": ["<s>"]}}},
-            "model": {"type": "BPE", "vocab": {"<tag>": 0, "l": 1, "o": 2, "w": 3, "lo": 4, "low": 5, "Ġ": 6, "<s>": 7, "a": 8},
+            "model": {"type": "BPE",
+                      "vocab": {"<tag>": 0, "l": 1, "o": 2, "w": 3, "lo": 4, "low": 5, "Ġ": 6, "<s>": 7, "a": 8},
                       "merges": ["l o", ["lo", "w"]]}})")) {
         fs::create_directories(folder_);
     }
