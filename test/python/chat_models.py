@@ -6,7 +6,6 @@ import pathlib
 
 import numpy as np
 
-import dataset_scripts  # noqa: F401  (which finds the modules of data/)
 import made_tokenizers
 import model_folders
 import program

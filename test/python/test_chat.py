@@ -17,7 +17,7 @@ import pytest
 import chat_models
 import program
 import test_signals
-from chat_models import SPECIAL, chat
+from chat_models import chat
 from refused import one_error
 
 pytest.importorskip("jinja2", reason="jinja2 is not installed (Debian has python3-jinja2)")
