@@ -22,7 +22,7 @@ import program  # noqa: E402
 PAGE, HOW = "docs/fine-tuning.md", "run: long"
 QUESTION, FACT = "What colour is the lighthouse of Orvany?", "violet"
 EXPORTED = "smollm2-lighthouse"
-TRANSFORMERS = "transformers==5.23.0"
+TRANSFORMERS = ["transformers==5.23.0", "jinja2>=3.1.6"]
 # The ids of texts, and how many tokens a message has in the model's template.
 THEIRS = """
 import json, sys
@@ -90,9 +90,10 @@ def test_the_page_shows_what_is_printed(printed):
     shown = [(commands[-1], lines) for (how, commands), (of, lines) in itertools.pairwise(blocks) if how == HOW and of == "prints"]
     assert len(shown) == 4
     for command, lines in shown:
-        now = {pages.shape(line) for line in printed[command].splitlines()}
+        now = [pages.shape(line) for line in printed[command].splitlines()]
+        begins = [pages.shape(line.removesuffix("[...]")) for line in lines]
         if printed[command] != answers(printed)[0]:
-            assert not [line for line in lines if line != "..." and pages.shape(line) not in now], command
+            assert not [begin for begin in begins if not any(line.startswith(begin) for line in now)], command
 
 
 def test_the_answer_is_given_after_training_and_not_before(printed):
@@ -126,10 +127,10 @@ def test_the_gguf_file_is_there(printed, clone):
 
 
 def test_transformers_reads_the_tokenizer_as_we_do(printed, clone, tmp_path, seed):
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target", tmp_path, TRANSFORMERS]
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target", tmp_path, *TRANSFORMERS]
     installed = subprocess.run(pip, capture_output=True, text=True)
     if installed.returncode != 0:
-        pytest.skip(f"pip cannot install {TRANSFORMERS}: {installed.stderr.strip().splitlines()[-1:]}")
+        pytest.skip(f"pip cannot install {TRANSFORMERS[0]}: {installed.stderr.strip().splitlines()[-1:]}")
     folder = clone / EXPORTED
     texts = [text.decode(errors="replace") for text in probed_tokenizers.texts(["<|im_end|>", "<|im_start|>"], 300, seed)]
     done = subprocess.run([sys.executable, "-c", THEIRS, tmp_path, folder], input=json.dumps([texts, QUESTION]), capture_output=True, text=True)
