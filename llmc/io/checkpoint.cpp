@@ -108,13 +108,15 @@ Json read_manifest(const fs::path& directory) {
     }
 }
 
-void verify_files(const fs::path& directory, bool with_moments) {
+// Those whose names have this beginning.
+void verify_files(const fs::path& directory, bool with_moments, std::string_view beginning = "") {
     const Json manifest = read_manifest(directory);
     try {
         for (const char* file : {model_file, optimizer_file})
             static_cast<void>(manifest.at("files").at(file));
         for (const auto& [file, expected] : manifest.at("files").items()) {
-            if (file != optimizer_file || with_moments) verify_file(directory / file, expected);
+            if (file.starts_with(beginning) && (file != optimizer_file || with_moments))
+                verify_file(directory / file, expected);
         }
     } catch (const Json::exception&) {
         refuse_manifest(directory / manifest_file);
@@ -126,14 +128,6 @@ void verify_files(const fs::path& directory, bool with_moments) {
 bool is_checkpoint_name(std::string_view name) {
     if (name.ends_with(partial_suffix)) name.remove_suffix(partial_suffix.size());
     return step_of_name(std::string(name)).has_value();
-}
-
-std::uint64_t checkpoint_bytes(std::int64_t parameters) {
-    return 3 * weights_bytes(parameters);  // the weights and two moments
-}
-
-std::uint64_t weights_bytes(std::int64_t parameters) {
-    return sizeof(float) * static_cast<std::uint64_t>(parameters);
 }
 
 namespace {
@@ -336,6 +330,7 @@ void remove_checkpoints(const std::filesystem::path& directory, const std::files
 }
 
 fs::path tokenizer_in(const CheckpointInfo& checkpoint) {
+    verify_files(checkpoint.directory, false, std::string(tokenizer_folder) + "/");
     std::error_code ignored;
     const fs::path folder = checkpoint.directory / tokenizer_folder;
     return fs::is_directory(folder, ignored) ? folder : fs::path();

@@ -84,9 +84,13 @@ struct CheckpointInfo {
 // Whether a file's name is that of a checkpoint, finished or not.
 bool is_checkpoint_name(std::string_view name);
 
-// The approximate disk space of a checkpoint with this number of parameters, and of its weights alone.
-std::uint64_t checkpoint_bytes(std::int64_t parameters);
-std::uint64_t weights_bytes(std::int64_t parameters);
+// The approximate disk space of the weights of this number of parameters, and of a whole checkpoint.
+inline std::uint64_t weights_bytes(std::int64_t parameters) {
+    return sizeof(float) * static_cast<std::uint64_t>(parameters);
+}
+inline std::uint64_t checkpoint_bytes(std::int64_t parameters) {
+    return 3 * weights_bytes(parameters);  // the weights and two moments
+}
 
 // UserError if the directory is not a complete checkpoint. Reads only the manifest.
 CheckpointInfo read_checkpoint(const std::filesystem::path& directory);
@@ -109,7 +113,7 @@ void remove_checkpoints(const std::filesystem::path& directory, const std::files
 // The newest of these checkpoints whose files all match their checksums. Empty if there is none.
 std::optional<CheckpointInfo> newest_whole(const std::vector<CheckpointInfo>& checkpoints);
 
-// The folder with the tokenizer of a checkpoint; empty if it has none.
+// The folder with the tokenizer of a checkpoint; empty if it has none. UserError if a file of it is damaged.
 std::filesystem::path tokenizer_in(const CheckpointInfo& checkpoint);
 
 // The file with the weights of a checkpoint, if the path is that of one; else the path itself, of a file or of a

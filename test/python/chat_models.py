@@ -78,7 +78,7 @@ class Reference:
         settings = json.loads((self.folder / "tokenizer_config.json").read_text())
         self.renderer = chat_template.Renderer(settings["chat_template"], {"bos_token": "<s>"}, DATE)
         self.system = [{"role": "system", "content": system}] * (system is not None)
-        self.turns, self.kept = [], []
+        self.turns, self.kept, self.answers = [], [], []
         # Without a tokenizer, prompts and texts are ids. Nothing ends them.
         self.plain = self.folder.with_name(self.folder.name + "-plain")
         self.plain.mkdir(exist_ok=True)
@@ -114,4 +114,5 @@ class Reference:
         said = b"".join(map(self.bytes_of.get, answer))
         self.turns.append({"role": "assistant", "content": said.decode(errors="replace")})
         text = shown(said)
-        return text if text.endswith("\n") else text + "\n", len(prompt), length, len(computed) - known
+        self.answers.append((text if text.endswith("\n") else text + "\n", len(prompt), length, len(computed) - known))
+        return self.answers[-1]

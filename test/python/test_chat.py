@@ -51,14 +51,8 @@ def test_answers_and_rows(tmp_path, template, system):
     options = [f"--system={system}"] if system else []
     reference = chat_models.Reference(folder, 256, most=20, system=system)
     said = compare(folder, TALK, reference, "--sample-tokens=20", *options, lines=["", TALK[0], " \t", *TALK[1:]])
+    assert all(rows < prompt for _, prompt, _, rows in reference.answers[1:])
     assert said.count("note: the answer was cut after 20 tokens\n") == 3 and said.count("\n") == 4
-
-
-def test_the_cache_keeps_what_turns_have_in_common(model):
-    """Text that gives other tokens when it is read again, as half characters do, is computed again from there."""
-    reference = chat_models.Reference(model, 256, most=20)
-    turns = [reference.answer(message) for message in TALK]
-    assert all(prompt // 3 < rows < prompt for _, prompt, _, rows in turns[1:])
 
 
 def test_reset_and_quit(model):
@@ -172,6 +166,8 @@ def test_what_is_refused(tmp_path, model):
     assert "has no chat template" in refused("--chat", f"--init={none}")
     plain = chat_models.Reference(model, 256).plain
     assert "has no tokenizer; give the folder of one with --tokenizer" in refused("--chat", f"--init={plain}")
+    (none / "tokenizer.json").write_text("{}")
+    assert f"--chat: '{none}/tokenizer.json': it is not byte-level" in refused("--chat", f"--init={none}")
     assert chat(plain, ["a"], CONTEXT, f"--tokenizer={model}", "--sample-tokens=3").stdout
 
 
