@@ -330,8 +330,9 @@ void remove_checkpoints(const std::filesystem::path& directory, const std::files
 }
 
 fs::path tokenizer_in(const CheckpointInfo& checkpoint) {
-    verify_files(checkpoint.directory, false, std::string(tokenizer_folder) + "/");
     std::error_code ignored;
+    if (!fs::exists(checkpoint.directory, ignored)) return {};  // it is gone; loading the weights says so
+    verify_files(checkpoint.directory, false, std::string(tokenizer_folder) + "/");
     const fs::path folder = checkpoint.directory / tokenizer_folder;
     return fs::is_directory(folder, ignored) ? folder : fs::path();
 }

@@ -162,7 +162,7 @@ TEST_F(DataRows, ATokenizerIsTheModels) {
     EXPECT_EQ(
         data_of(own, silent, checksum).notes,
         std::vector<std::string>{
-            "1 token shard of --val-data does not say which tokenizer made it; the model's is assumed"});
+            silent + " has 1 token shard that does not say which tokenizer made it; the model's is assumed"});
     expect_refused([&] { data_of(own, other, checksum); },
                    {"--val-data: '", "other.bin' was made with another tokenizer than the model's",
                     "fedcba9876543211, and not fedcba9876543210"});
