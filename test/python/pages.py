@@ -36,8 +36,9 @@ def code_of(name):
 
 
 def printed(beginning):
-    """The lines of the one block of printed text whose first line begins so."""
-    [lines] = [lines for _, how, lines in blocks() if how == "prints" and lines[0].startswith(beginning)]
+    """The lines of the one block of printed text whose first line begins so; long_fine_tuning.py has those of its page."""
+    [lines] = [lines for place, how, lines in blocks() if how == "prints" and lines[0].startswith(beginning)
+               and not place.startswith("docs/fine-tuning.md:")]
     return lines
 
 
