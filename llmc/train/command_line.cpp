@@ -128,7 +128,7 @@ std::vector<Suggestion> suggestions(const PreparedRun& run, const Outcome& outco
                                                    options_that_keep_rate(run.options, applied))});
     }
     const bool talks = run.tokenizer && run.data.training && !run.data.training->rows().empty();
-    found.push_back({talks ? "talk with the model by" : "generate text with",
+    found.push_back({talks ? "talk to the model with" : "generate text with",
                      fmt::format("{} --{} --resume {}", shell_word(program.string()),
                                  talks ? "chat" : "generate", shell_word(run.out_dir.string()))});
     std::error_code ignored;

@@ -39,7 +39,8 @@ def files_in(folder):
 
 def test_exports_have_the_files_as_they_were(trained):
     kept = {name: (trained / "before" / name).read_bytes() for name in FILES}
-    program.run(f"--resume={trained}/run", "--steps=2", f"--export={trained}/later", "--sample-tokens=0", f"--out-dir={trained}/other")
+    said = program.run(f"--resume={trained}/run", "--steps=3", f"--export={trained}/later", "--sample-tokens=0", f"--out-dir={trained}/other").stdout
+    assert f"talk to the model with\n  {program.PROGRAM} --chat --resume {trained}/other" in said, said
     for folder in (trained / "exported", trained / "later", trained / "run/checkpoint-00000002/tokenizer"):
         found = files_in(folder)
         # That of the rows, which the model's folder lacked.
