@@ -25,6 +25,8 @@ PACKAGE = "mlx-whisper==0.4.3"
 RANKS = "mlx_whisper/assets/gpt2.tiktoken"  # in the package
 BYTES = 256  # the first tokens are single bytes
 END_OF_TEXT = 50256
+# Its split of text into words, before bytes are merged.
+GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
 def characters_of_bytes():

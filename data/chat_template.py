@@ -21,28 +21,39 @@ SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls
 
 
 def read_template(folder, file=None):
-    """The text of a template: of the file, or of a model's folder."""
+    """The text of a template: of the file, or of a model's folder. Ends the script if there is none."""
     from terminal import fail
-    from tokenizer import read_json
-    path = pathlib.Path(file) if file else folder / "chat_template.jinja"
-    if file or path.is_file():
-        try:
-            return path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            fail(f"cannot read the template {path}: {getattr(error, 'strerror', None) or 'it is not UTF-8'}")
-    found = read_json(folder / "tokenizer_config.json").get("chat_template")
-    if isinstance(found, list):  # several, with names
-        found = next((entry.get("template") for entry in found if entry.get("name") == "default"), None)
-    if not isinstance(found, str):
+    template = read_file(pathlib.Path(file)) if file else template_in(folder)
+    if template is None:
         fail(f"{folder} has no chat template, neither in chat_template.jinja nor in tokenizer_config.json; give one "
              "with --template FILE")
-    return found
+    return template
+
+
+def template_in(folder):
+    """The text of the template of a model's folder, or None."""
+    from model_folder import read_json
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return read_file(path)
+    found = read_json(folder / "tokenizer_config.json", {}).get("chat_template")
+    if isinstance(found, list):  # several, with names
+        found = next((entry.get("template") for entry in found if isinstance(entry, dict) and entry.get("name") == "default"), None)
+    return found if isinstance(found, str) else None
+
+
+def read_file(path):
+    from terminal import fail
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        fail(f"cannot read the template {path}: {getattr(error, 'strerror', None) or 'it is not UTF-8'}")
 
 
 def special_texts(folder):
     """The special tokens that a template may name, from tokenizer_config.json."""
-    from tokenizer import read_json
-    config = read_json(folder / "tokenizer_config.json")
+    from model_folder import read_json
+    config = read_json(folder / "tokenizer_config.json", {})
     found = {name: config.get(name) for name in SPECIAL}
     found = {name: text.get("content") if isinstance(text, dict) else text for name, text in found.items()}
     return {name: text for name, text in found.items() if isinstance(text, str)}

@@ -8,6 +8,8 @@ import dataclasses
 
 import numpy as np
 
+from bpe_files import GPT2_WORDS
+
 # ---- Sizes and choices: the keys of config.json, and those of GGUF behind "llama." and so on.
 
 KEYS = {"vocab_size": "vocab_size", "hidden_size": "embedding_length", "intermediate_size": "feed_forward_length",
@@ -147,7 +149,6 @@ def rope_factors(scaling, theta, head_size):
 # ---- Words: what `tokenizer.ggml.pre` means
 
 DIGITS = r"\p{N}"
-GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LLAMA3_WORDS = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
                 r"\s+(?!\S)|\s+")
 QWEN2_WORDS = LLAMA3_WORDS.replace("{1,3}", "")

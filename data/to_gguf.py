@@ -14,7 +14,7 @@ import pathlib
 
 from modules import need
 
-need("numpy", "tqdm", "gguf", "tokenizers")
+need("numpy", "tqdm", "gguf", "tokenizers", "xxhash")
 
 import gguf  # noqa: E402
 import numpy as np  # noqa: E402
@@ -22,8 +22,10 @@ import tokenizers  # noqa: E402
 
 import gguf_names as names  # noqa: E402
 import model_folder  # noqa: E402
+from chat_template import template_in  # noqa: E402
 from model_folder import AGAIN, read_json  # noqa: E402
 from terminal import Parser, fail, plain_endings, progress, reason, say  # noqa: E402
+from tokenizer_checksum import members  # noqa: E402
 
 Type = gguf.GGMLQuantizationType
 TYPES = {"f32": Type.F32, "f16": Type.F16, "bf16": Type.BF16, "q8_0": Type.Q8_0}
@@ -125,7 +127,6 @@ class Tokenizer:
         if any(token["lstrip"] or token["rstrip"] or token["single_word"] for token in self.added.values()):
             self.refuse("has added tokens that take spaces or words around them (lstrip, rstrip, single_word)")
         self.pre = self.find_pre()
-        self.settings = read_json(model.folder / "tokenizer_config.json", {})
 
     def refuse(self, what):
         fail(f"{self.path} {what}, which llama.cpp would compute in another way; give another model")
@@ -138,14 +139,14 @@ class Tokenizer:
         self.refuse(f"splits text into words by {words.patterns}{' after NFC' * words.nfc}{' with ignore_merges' * words.ignore_merges}")
 
     def has_nfc(self):
-        kinds = [step["type"] for step in flat(self.json["normalizer"], "normalizers")]
+        kinds = [step["type"] for step in members(self.json["normalizer"], "normalizers")]
         if kinds not in ([], ["NFC"]):
             self.refuse(f"normalises text by {', '.join(kinds)}")
         return bool(kinds)
 
     def patterns(self):
         """The patterns by which text is split. The last step makes bytes."""
-        steps = flat(self.json["pre_tokenizer"], "pretokenizers")
+        steps = members(self.json["pre_tokenizer"], "pretokenizers")
         if not steps or steps[-1]["type"] != "ByteLevel":
             self.refuse("is not a byte-level BPE")
         for step in steps:
@@ -162,7 +163,7 @@ class Tokenizer:
 
     def begin(self):
         """The token that the post-processor puts before a text, or None."""
-        steps = [step for step in flat(self.json["post_processor"], "processors") if step["type"] != "ByteLevel"]
+        steps = [step for step in members(self.json["post_processor"], "processors") if step["type"] != "ByteLevel"]
         single = steps[0].get("single", []) if steps else [{"Sequence": "A"}]
         parts = [next(iter(part)) for part in single]
         if parts == ["Sequence"]:
@@ -171,14 +172,6 @@ class Tokenizer:
             self.refuse("puts other tokens around a text than one before it")
         ids = steps[0]["special_tokens"].get(single[0]["SpecialToken"]["id"], {}).get("ids", [])
         return ids[0] if ids and ids[0] in self.texts else fail(f"{self.path} puts an unknown token before a text; {AGAIN}")
-
-    def template(self):
-        """The chat template: of a file of its own, of tokenizer_config.json, or None."""
-        template = self.settings.get("chat_template")
-        if isinstance(template, list):  # several with names
-            template = next((entry["template"] for entry in template if entry["name"] == "default"), None)
-        file = self.model.folder / "chat_template.jinja"
-        return file.read_text() if file.exists() else template
 
     def write(self, writer):
         size = self.model.config["vocab_size"]
@@ -191,7 +184,7 @@ class Tokenizer:
         for key, id in self.named_tokens():
             writer.add_uint32(key, id)
         writer.add_add_bos_token(self.begin() is not None)
-        if isinstance(template := self.template(), str):
+        if (template := template_in(self.model.folder)) is not None:
             writer.add_chat_template(template)
 
     def named_tokens(self):
@@ -209,13 +202,6 @@ class Tokenizer:
                 fail(f"{self.model.folder} names the token {id}, which its tokenizer does not have; {AGAIN}")
             if id is not None:
                 yield key, id
-
-
-def flat(step, key):
-    """The steps of a part of tokenizer.json, which may be one, a Sequence of them, or none."""
-    if not step:
-        return []
-    return [one for inner in step[key] for one in flat(inner, key)] if step["type"] == "Sequence" else [step]
 
 
 def stored_type(shape, kind):

@@ -15,6 +15,7 @@ import numpy as np
 import bpe_files
 import tokenizer_checksum
 from cuts import Cuts
+from model_folder import read_json
 from modules import why_not
 from terminal import fail, reason
 
@@ -136,7 +137,7 @@ def read_folder(folder):
     """The tokenizer of a folder."""
     path = folder / "tokenizer.json"
     if path.is_file():
-        name, parts = folder.resolve().name, read_json(path)
+        name, parts = folder.resolve().name, read_json(path, {})
     elif all((folder / file).is_file() for file in bpe_files.FILES):
         path, name, parts = folder / "encoder.json", "gpt2", gpt2_parts(folder)
     else:
@@ -180,30 +181,17 @@ def numbers_of(parts):
     return [*parts["model"]["vocab"].values(), *(added["id"] for added in added_of(parts))]
 
 
-def read_json(path):
-    """The object in a file; an empty one if there is no file."""
-    try:
-        found = json.loads(path.read_bytes())
-        if not isinstance(found, dict):
-            raise ValueError("it is not an object")
-        return found
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        fail(f"{path} is damaged ({reason(error)}); get it again")
-
-
 def end_token(folder, parts):
     """The id of the token behind each document: that at which generation ends, the first if there are several."""
     ids = {**parts["model"]["vocab"], **{added["content"]: added["id"] for added in added_of(parts)}}
     for name in ("generation_config.json", "config.json"):
-        found = read_json(folder / name).get("eos_token_id")
+        found = read_json(folder / name, {}).get("eos_token_id")
         found = (found or [None])[0] if isinstance(found, list) else found
         if found is not None:
             if found not in numbers_of(parts):
                 fail(f"{folder / name}: eos_token_id is {found}, which is no token of the tokenizer; correct it")
             return found
-    text = read_json(folder / "tokenizer_config.json").get("eos_token")
+    text = read_json(folder / "tokenizer_config.json", {}).get("eos_token")
     text = text.get("content") if isinstance(text, dict) else text
     if text is not None and text not in ids:
         fail(f"{folder / 'tokenizer_config.json'}: eos_token is {text}, which is no token of the tokenizer; correct it")

@@ -7,10 +7,8 @@ computes it too (docs/interface.md).
 
 import xxhash
 
-from bpe_files import characters_of_bytes
+from bpe_files import GPT2_WORDS, characters_of_bytes
 
-# GPT-2's split of text into words, before bytes are merged.
-GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 BYTE_OF = {character: byte for byte, character in enumerate(characters_of_bytes())}
 
 

@@ -64,8 +64,12 @@ def entry(name, template, begin):
     return f"        // {name}\n" + "\n".join(lines) + ","
 
 
+def source():
+    return SOURCE.format(formats="\n".join(entry(*each) for each in templates()))
+
+
 if __name__ == "__main__":
     if len(sys.argv) > 1:
         sys.exit(f"error: {sys.argv[0]} takes no arguments: it writes {FILE}")
-    FILE.write_text(SOURCE.format(formats="\n".join(entry(*each) for each in templates())))
+    FILE.write_text(source())
     print(f"wrote {FILE}")

@@ -170,8 +170,7 @@ void note_narrow_tokens(Data& data, const std::string& pattern, const TokenSourc
         pattern, plural(narrow, "token shard"), grouped(most - 1), grouped(vocabulary)));
 }
 
-// Token shards made with another tokenizer than the model's, or with several, are refused. Adds a note if some do not
-// say.
+// Token shards made with another tokenizer than the model's, or with several, are refused.
 void require_tokenizer(Data& data, const std::vector<std::string>& files, const TokenSource& source,
                        const DataOptions& options, const char* option) {
     for (std::size_t shard = 0; shard < source.shards(); ++shard) {

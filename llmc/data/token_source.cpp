@@ -185,12 +185,14 @@ class Shard {
         if (tokens == 0) user_error("{}: '{}' holds no tokens; leave it out", option, path_);
         tokens_ = tokens;
         std::memcpy(&tokenizer_, file_.bytes().data() + sizeof(header), sizeof(tokenizer_));
-        if (has_rows_) require_rows(option);
     }
 
     bool has_rows() const { return has_rows_; }
-    // Appends the rows of this shard, which is one of several.
-    void append_rows(std::size_t shard, std::vector<Row>& rows) const {
+    // Appends the rows of this shard, which is one of several. UserError if they are not those of the header.
+    void append_rows(std::size_t shard, std::vector<Row>& rows, const std::string& option) const {
+        if ((stored_row_token(0) & begins_row) == 0)
+            user_error("{}: '{}' is damaged: its first token begins no row; make it again", option, path_);
+        const std::size_t before = rows.size();
         for (std::int64_t i = 0; i < tokens_; ++i) {
             const std::uint32_t stored = stored_row_token(i);
             if ((stored & begins_row) != 0) {
@@ -200,6 +202,11 @@ class Shard {
             }
             ++rows.back().tokens;
         }
+        const auto expected = token_at<std::int32_t>(file_.bytes().data(), 5);
+        const auto found = static_cast<std::int64_t>(rows.size() - before);
+        if (found != expected)
+            user_error("{}: '{}' is damaged: its header says {}, but its tokens begin {}; make it again",
+                       option, path_, plural(expected, "row"), grouped(found));
     }
     void read_targets(std::int64_t first, std::span<std::int32_t> out, std::int64_t vocabulary) const {
         read(first, out, vocabulary);
@@ -233,17 +240,6 @@ class Shard {
         return token_at<std::uint32_t>(file_.bytes().data() + header_bytes, static_cast<std::size_t>(index));
     }
 
-    // The header's number of rows, and a row for every token.
-    void require_rows(const std::string& option) const {
-        std::int64_t rows = 0;
-        for (std::int64_t i = 0; i < tokens_; ++i) rows += (stored_row_token(i) & begins_row) != 0 ? 1 : 0;
-        const auto expected = token_at<std::int32_t>(file_.bytes().data(), 5);
-        if (rows != expected || (stored_row_token(0) & begins_row) == 0) {
-            user_error("{}: '{}' is damaged: its header says {}, but its tokens begin {}; make it again",
-                       option, path_, plural(expected, "row"), grouped(rows));
-        }
-    }
-
     std::string path_;
     MappedFile file_;
     std::size_t token_bytes_ = 0;
@@ -263,7 +259,7 @@ class ShardSource final : public TokenSource {
                     "{}: one of '{}' and '{}' has conversations, and the other plain text; give files of one "
                     "kind",
                     option, paths[0], paths[i]);
-            if (shards_[i]->has_rows()) shards_[i]->append_rows(i, rows_);
+            if (shards_[i]->has_rows()) shards_[i]->append_rows(i, rows_, option);
         }
     }
 

@@ -129,7 +129,7 @@ Tokenizer::Tokenizer(TokenizerParts parts) : parts_(std::move(parts)) {
         const auto [left, right, merged] = parts_.merges[rank];
         merges_[pair_of(left, right)] = {static_cast<std::int32_t>(rank), merged};
     }
-    for (AddedToken& token : parts_.added) {
+    for (const AddedToken& token : parts_.added) {
         const auto id = static_cast<std::size_t>(token.id);
         if (id >= bytes_.size()) bytes_.resize(id + 1);
         bytes_[id] = token.text;
@@ -158,11 +158,6 @@ std::optional<std::int32_t> Tokenizer::id_of(std::string_view text) const {
         if (token.text == text) return token.id;
     const auto found = ids_.find(std::string(text));
     return found == ids_.end() ? std::nullopt : std::optional(found->second);
-}
-
-bool Tokenizer::is_special(std::int32_t id) const {
-    return std::ranges::any_of(parts_.added,
-                               [id](const AddedToken& token) { return token.is_special && token.id == id; });
 }
 
 std::uint64_t Tokenizer::checksum() const {

@@ -70,7 +70,7 @@ class Tokenizer {
     const std::vector<std::int32_t>& beginning() const { return parts_.beginning; }
     // The id of a token with this text, an added one if there is one; none if there is no such token.
     std::optional<std::int32_t> id_of(std::string_view text) const;
-    // A number that says what the tokenizer computes, whatever its file looks like (docs/data.md); 0 for bytes.
+    // A number that says what the tokenizer computes, whatever its file looks like (docs/interface.md); 0 for bytes.
     std::uint64_t checksum() const;
 
     // The tokens of the joined text of the pieces, without those of the beginning. Bytes that are not UTF-8 count as
@@ -82,7 +82,6 @@ class Tokenizer {
 
     // The bytes that tokens stand for; none for an id without a token.
     std::string decode(std::span<const std::int32_t> tokens) const;
-    bool is_special(std::int32_t token) const;
 
   private:
     std::vector<std::int32_t> encode(std::string_view text, bool is_ordinary) const {

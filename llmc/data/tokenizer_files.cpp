@@ -248,10 +248,9 @@ void take_model(const Json& model, TokenizerParts& parts) {
     const Json& type = at(model, "type");
     if (!type.is_null() && type != "BPE")
         user_error("its model is {}, and only BPE is known", one_line(type.dump()));
-    for (const char* key : {"dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix"}) {
+    for (const char* key : {"dropout", "continuing_subword_prefix", "end_of_word_suffix"}) {
         const Json& value = at(model, key);
-        // An empty prefix is none, and with a token for every byte none is unknown.
-        if (!value.is_null() && value != "" && std::string_view(key) != "unk_token") refuse_part(key, value);
+        if (!value.is_null() && value != "") refuse_part(key, value);  // an empty prefix is none
     }
     if (flag_at(model, "byte_fallback"))
         user_error("its model falls back to bytes, as SentencePiece's do, which is not known");
@@ -274,13 +273,12 @@ void take_model(const Json& model, TokenizerParts& parts) {
             }
         });
     }
-    bool lacks_byte = false;
+    if (at(model, "unk_token").is_null()) return;
     for (int byte = 0; byte < 256; ++byte) {
-        const std::string one(1, static_cast<char>(byte));
-        lacks_byte = lacks_byte || std::ranges::find(parts.tokens, std::optional(one)) == parts.tokens.end();
+        const auto one = std::optional(std::string(1, static_cast<char>(byte)));
+        if (std::ranges::find(parts.tokens, one) == parts.tokens.end())
+            user_error("its model lacks bytes and has an unk_token for them, which is not known");
     }
-    if (lacks_byte && !at(model, "unk_token").is_null())
-        user_error("its model lacks bytes and has an unk_token for them, which is not known");
 }
 
 TokenizerParts parts_of_json(const fs::path& file) {
@@ -342,10 +340,6 @@ bool is_there(const fs::path& file) {
 
 }  // namespace
 
-bool has_tokenizer_files(const fs::path& folder) {
-    return is_there(folder / tokenizer_file) || is_there(folder / gpt2_ids_file);
-}
-
 Tokenizer read_tokenizer(const fs::path& folder) {
     const fs::path file = folder / tokenizer_file;
     if (is_there(file)) {
@@ -373,8 +367,8 @@ std::string advice_for_tokenizer(std::int64_t vocabulary) {
         gpt2_ids_file, gpt2_merges_file, gpt2_tokenizer_folder);
 }
 
-std::optional<Tokenizer> open_tokenizer(const std::string& folder, bool is_given, std::int64_t vocabulary,
-                                        std::vector<std::string>& notes) {
+std::optional<Tokenizer> open_tokenizer(const std::string& folder, std::string_view asked_by,
+                                        std::int64_t vocabulary, std::vector<std::string>& notes) {
     if (folder.empty())
         return vocabulary == byte_vocabulary ? std::optional(Tokenizer::of_bytes()) : std::nullopt;
     try {
@@ -387,7 +381,7 @@ std::optional<Tokenizer> open_tokenizer(const std::string& folder, bool is_given
         }
         return tokenizer;
     } catch (const UserError& fault) {
-        if (is_given) user_error("--tokenizer: {}", fault.what());
+        if (!asked_by.empty()) user_error("{}: {}", asked_by, fault.what());
         notes.push_back(
             fmt::format("text is token ids here, since the tokenizer cannot be used: {}", fault.what()));
         return std::nullopt;

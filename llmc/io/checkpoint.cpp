@@ -108,7 +108,7 @@ Json read_manifest(const fs::path& directory) {
     }
 }
 
-// Those whose names have this beginning.
+// Verifies the files whose names have this beginning. The manifest must name the weights and the moments.
 void verify_files(const fs::path& directory, bool with_moments, std::string_view beginning = "") {
     const Json manifest = read_manifest(directory);
     try {

@@ -28,8 +28,7 @@ void save_file(const std::filesystem::path& file, const ParameterStore& store, U
                const std::string& dtype);
 
 // Writes the folder, which must be new or empty; it is there only when it is whole. All ranks call it, and the
-// transfer's root writes. UserError if it cannot be written, or if a weight is too
-// large for fp16.
+// transfer's root writes. UserError if it cannot be written, or if a weight is too large for fp16.
 void save_folder(const std::filesystem::path& folder, const ParameterStore& store, UnitTransfer& transfer,
                  const ExportedFolder& exported);
 

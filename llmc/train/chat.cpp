@@ -17,7 +17,6 @@
 #include "llmc/core/text.h"
 #include "llmc/data/chat_format.h"
 #include "llmc/data/prompt.h"
-#include "llmc/data/tokenizer_files.h"
 #include "llmc/train/folder_options.h"
 #include "llmc/train/generate.h"
 #include "llmc/train/prepared_run.h"
@@ -160,14 +159,9 @@ void check_chat(const PreparedRun& run) {
     if (run.plan.spec.mesh.world() > 1)
         user_error("--chat is for one process, and there are {}; start it without --processes",
                    run.plan.spec.mesh.world());
-    const std::string folder = folder_of_tokenizer(run.options);
-    if (!run.tokenizer) {
-        // Says why it cannot be read.
-        if (has_tokenizer_files(folder))
-            naming_option("--chat", [&] { static_cast<void>(read_tokenizer(folder)); });
+    if (!run.tokenizer)
         user_error("--chat: the model has no tokenizer; give the folder of one with --tokenizer");
-    }
-    static_cast<void>(find_chat_format(run.tokenizer_files, folder));
+    static_cast<void>(find_chat_format(run.tokenizer_files, folder_of_tokenizer(run.options)));
 }
 
 void chat(PreparedRun& run) {

@@ -121,8 +121,7 @@ std::string folder_of_tokenizer(const Options& options) {
     for (const std::string& folder : {options.tokenizer, options.tokenizer_of_checkpoint})
         if (!folder.empty()) return folder;
     if (options.folder && has_tokenizer(options.folder->path)) return options.folder->path;
-    const bool is_gpt2 =
-        options.vocabulary() == gpt2_vocabulary && has_tokenizer_files(gpt2_tokenizer_folder);
+    const bool is_gpt2 = options.vocabulary() == gpt2_vocabulary && has_tokenizer(gpt2_tokenizer_folder);
     return is_gpt2 ? gpt2_tokenizer_folder : "";
 }
 

@@ -77,8 +77,6 @@ void check_generation(const Options& options) {
     }
     if (options.chat && options.given.contains("prompt"))
         user_error("--chat reads messages from its input; leave out --prompt, or use --generate");
-    if (!options.chat && options.given.contains("system"))
-        user_error("--system begins the conversation of --chat; leave one of them out, or give both");
     // Options of training are ignored if a configuration file has them, and refused on the command line.
     for (const std::string_view option : of_training) {
         if (options.given.contains(option)) user_error("{} only prints text; leave out --{}", mode, option);

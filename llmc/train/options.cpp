@@ -374,6 +374,8 @@ std::optional<Options> parse(int argc, const char* const* argv, std::string& tex
         user_error("--quiet and --verbose are both given; leave one of them out");
     if (options.chat && options.generate)
         user_error("--chat and --generate are both given; leave one of them out");
+    if (options.given.contains("system") && !options.chat)
+        user_error("--system begins the conversation of --chat; give --chat, too, or leave it out");
     try {
         options.generate = options.generate || options.chat;
         if (options.generate) check_generation(options);

@@ -73,7 +73,8 @@ void PreparedRun::plan_memory() {
 
 void PreparedRun::open_files() {
     const std::string folder = folder_of_tokenizer(options);
-    tokenizer = open_tokenizer(folder, !options.tokenizer.empty(), model().vocabulary, notes);
+    const char* const asked_by = !options.tokenizer.empty() ? "--tokenizer" : options.chat ? "--chat" : "";
+    tokenizer = open_tokenizer(folder, asked_by, model().vocabulary, notes);
     tokenizer_files = tokenizer_files_of(options, folder);
     ends = end_tokens(options, tokenizer_files);
     if (!options.generate) {

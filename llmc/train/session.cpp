@@ -6,6 +6,7 @@
 #include <csignal>
 #include <exception>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <utility>
 

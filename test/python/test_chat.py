@@ -157,7 +157,8 @@ def test_what_is_refused(tmp_path, model):
     init = f"--init={model}"
     assert refused("--chat", init, ranks=2) == "--chat is for one process, and there are 2; start it without --processes"
     assert "reads messages from its input; leave out --prompt" in refused("--chat", init, "--prompt=a")
-    assert "--system begins the conversation of --chat" in refused("--generate", init, "--system=a")
+    for others in (["--generate", init], ["--steps=1"]):
+        assert "--system begins the conversation of --chat" in refused(*others, "--system=a")
     assert "--chat needs weights" in refused("--chat")
     assert "only prints text; leave out --steps" in refused("--chat", init, "--steps=3")
     unknown = chat_models.write(tmp_path / "unknown", with_format=False)

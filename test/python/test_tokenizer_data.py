@@ -192,8 +192,8 @@ def changed(**changes):
 
 
 @pytest.mark.parametrize("spoil, line", [
-    (lambda parts: json.dumps(parts)[:-100], "is damaged ("),
-    (lambda parts: "[]", "is damaged (it is not an object)"),
+    (lambda parts: json.dumps(parts)[:-100], "is not a JSON object; get the folder again"),
+    (lambda parts: "[]", "is not a JSON object; get the folder again"),
     (lambda parts: "{}", "is damaged ("),
     (lambda parts: json.dumps({**parts, "model": {**parts["model"], "merges": [["no", "token"]]}}), "is damaged ("),
     (lambda parts: json.dumps({**parts, "model": {"type": "Unigram", "vocab": []}}), "has a model of type Unigram, but the trainer knows byte-level BPE alone"),
@@ -215,7 +215,7 @@ def test_wrong_tokenizers(tmp_path, spoil, line):
 @pytest.mark.parametrize("files, line", [
     ({"generation_config": {"eos_token_id": 999}}, "generation_config.json: eos_token_id is 999, which is no token of the tokenizer"),
     ({"tokenizer_config": {"eos_token": "<eos>"}}, "tokenizer_config.json: eos_token is <eos>, which is no token of the tokenizer"),
-    ({"config": []}, "config.json is damaged (it is not an object)"),
+    ({"config": []}, "config.json is not a JSON object"),
 ])
 def test_wrong_end_tokens(tmp_path, files, line):
     folder = made_tokenizers.write(tmp_path / "model", made_tokenizers.made("gpt2"), **files)

@@ -126,7 +126,7 @@ TEST_F(DataRows, WrongOnesAreRefused) {
     refused(write_rows("number.bin", three, 0, 4),
             {"number.bin' is damaged: its header says 4 rows, but its tokens begin 3; make it again"});
     refused(write_rows("first.bin", {1, counts | 2, begins | 3, counts | 4}, 0, 1),
-            {"first.bin' is damaged"});
+            {"first.bin' is damaged: its first token begins no row"});
     // Found when it is read: its marks are not part of the token.
     const auto outside =
         open_token_shards({write_rows("outside.bin", {begins | 1, counts | 50, counts | 3})}, 50, "x");

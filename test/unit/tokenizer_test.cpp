@@ -191,12 +191,12 @@ TEST_F(SmallEncoding, MissingFiles) {
 
 TEST_F(SmallEncoding, MustFitTheVocabulary) {
     std::vector<std::string> notes;
-    EXPECT_EQ(open_tokenizer(folder_.string(), true, 262, notes)->vocabulary(), 262);
-    EXPECT_EQ(open_tokenizer(folder_.string(), false, 300, notes)->vocabulary(), 262);
-    EXPECT_FALSE(open_tokenizer("", false, 262, notes));
+    EXPECT_EQ(open_tokenizer(folder_.string(), "--tokenizer", 262, notes)->vocabulary(), 262);
+    EXPECT_EQ(open_tokenizer(folder_.string(), "", 300, notes)->vocabulary(), 262);
+    EXPECT_FALSE(open_tokenizer("", "", 262, notes));
     EXPECT_TRUE(notes.empty());
     try {
-        open_tokenizer(folder_.string(), true, 256, notes);
+        open_tokenizer(folder_.string(), "--tokenizer", 256, notes);
         FAIL();
     } catch (const UserError& fault) {
         const std::string line = fault.what();
@@ -204,14 +204,14 @@ TEST_F(SmallEncoding, MustFitTheVocabulary) {
         EXPECT_NE(line.find("has 262 tokens, but the model's vocabulary is 256"), std::string::npos) << line;
     }
     // Nobody asked for the tokenizer of the model's folder.
-    EXPECT_FALSE(open_tokenizer(folder_.string(), false, 256, notes));
+    EXPECT_FALSE(open_tokenizer(folder_.string(), "", 256, notes));
     ASSERT_EQ(notes.size(), 1U);
     EXPECT_NE(notes[0].find("has 262 tokens"), std::string::npos) << notes[0];
 }
 
 TEST(ByteTokenizer, EveryByteIsAToken) {
     std::vector<std::string> notes;
-    const auto bytes = open_tokenizer("", false, 256, notes);
+    const auto bytes = open_tokenizer("", "", 256, notes);
     ASSERT_TRUE(bytes);
     EXPECT_EQ(bytes->encode("a\xff"), (Tokens{97, 255}));
     EXPECT_EQ(bytes->decode(Tokens{97, 255, 256}), "a\xff");
@@ -268,8 +268,6 @@ TEST_F(JsonTokenizer, SpecialTokensCountOnlyInPrompts) {
     EXPECT_EQ(tokenizer.encode_ordinary("low<s> lo"), (Tokens{5, 6, 4}));
     EXPECT_EQ(tokenizer.encode_ordinary("a<tag>  \nlow"), (Tokens{8, 0, 5}));
     EXPECT_EQ(tokenizer.decode(Tokens{7, 5, 99, -1}), "<s>low");
-    EXPECT_TRUE(tokenizer.is_special(7));
-    EXPECT_FALSE(tokenizer.is_special(0));
     // The beginning comes once, whether the prompt has it or not.
     EXPECT_EQ(encode_prompt("low", 9, &tokenizer), (Tokens{7, 5}));
     EXPECT_EQ(encode_prompt("<s>low", 9, &tokenizer), (Tokens{7, 5}));
