@@ -172,14 +172,14 @@ def test_what_is_refused(tmp_path, model):
     assert chat(plain, ["a"], CONTEXT, f"--tokenizer={model}", "--sample-tokens=3").stdout
 
 
-@pytest.mark.parametrize("damage", ["not JSON", "no texts", "a number"])
-def test_a_damaged_format_is_refused(tmp_path, damage):
-    folder = chat_models.write(tmp_path / "model")
-    file = folder / "chat_format.json"
-    found = json.loads(file.read_text())
-    file.write_text({"not JSON": file.read_text()[:-9], "no texts": json.dumps({**found, "user": ["a"]}),
-                     "a number": json.dumps({**found, "generation": 3})}[damage])
-    assert "--chat: chat_format.json of the model's tokenizer is damaged: its " in refused("--chat", f"--init={folder}") or damage == "not JSON"
+@pytest.mark.parametrize("damage, why", [
+    (lambda found: json.dumps(found)[:-9], "it is not an object in JSON"),
+    (lambda found: json.dumps({**found, "user": ["a"]}), "its user is not a pair of texts"),
+    (lambda found: json.dumps({**found, "generation": 3}), "its generation is not a text")])
+def test_a_damaged_format_is_refused(tmp_path, damage, why):
+    file = chat_models.write(tmp_path / "model") / "chat_format.json"
+    file.write_text(damage(json.loads(file.read_text())))
+    assert refused("--chat", f"--init={file.parent}") == f"--chat: chat_format.json of the model's tokenizer is damaged: {why}"
 
 
 # ---- Ctrl-C
