@@ -205,7 +205,7 @@ void note_silent_shards(Data& data, const std::string& pattern, const TokenSourc
 }
 
 std::string describe(const std::string& what, const TokenSource& source) {
-    const std::string tokens = fmt::format("{}, {}", what, plural(source.tokens(), "token"));
+    std::string tokens = fmt::format("{}, {}", what, plural(source.tokens(), "token"));
     if (source.rows().empty()) return tokens;
     std::int64_t targets = 0;
     for (const Row& row : source.rows()) targets += row.targets;

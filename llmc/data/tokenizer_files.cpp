@@ -250,7 +250,7 @@ void take_model(const Json& model, TokenizerParts& parts) {
         user_error("its model is {}, and only BPE is known", one_line(type.dump()));
     for (const char* key : {"dropout", "continuing_subword_prefix", "end_of_word_suffix"}) {
         const Json& value = at(model, key);
-        if (!value.is_null() && value != "") refuse_part(key, value);  // an empty prefix is none
+        if (!value.is_null() && value != Json("")) refuse_part(key, value);  // an empty prefix is none
     }
     if (flag_at(model, "byte_fallback"))
         user_error("its model falls back to bytes, as SentencePiece's do, which is not known");

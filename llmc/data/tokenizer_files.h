@@ -29,9 +29,9 @@ inline constexpr const char* gpt2_tokenizer_folder = "data/gpt2_bpe";
 // How to get a tokenizer for a vocabulary, for messages: "run `...`, which makes ..., or give ... --tokenizer".
 std::string advice_for_tokenizer(std::int64_t vocabulary = gpt2_vocabulary);
 
-// The tokenizer of a model in a folder; its vocabulary must not be larger than the model's. Without a folder it is that of
-// bytes for a vocabulary of 256, and otherwise there is none. `asked_by` is the option that needs the folder's: a
-// UserError that begins with it says why that cannot be used. If no option does, there is none, and a note says why.
+// The tokenizer of a model in a folder; its vocabulary must not be larger than the model's. Without a folder it is
+// that of bytes for a vocabulary of 256, and otherwise there is none. `asked_by` is the option that needs the folder's:
+// a UserError that begins with it says why that cannot be used. If no option does, there is none, and a note says why.
 std::optional<Tokenizer> open_tokenizer(const std::string& folder, std::string_view asked_by,
                                         std::int64_t vocabulary, std::vector<std::string>& notes);
 

@@ -155,8 +155,8 @@ class PatternParser {
     Part parse_group() {
         const bool is_outside = !ignores_case_, forbids = take("?!");
         if (!forbids && !take("?:") && take("?i:")) ignores_case_ = true;
-        if (rest_.starts_with("?")) refuse(fmt::format("a group (?{}", rest_.substr(1, 2)));
-        const Part inner = parse_alternatives();
+        if (rest_.starts_with('?')) refuse(fmt::format("a group (?{}", rest_.substr(1, 2)));
+        Part inner = parse_alternatives();
         if (!take(")")) refuse("a ( without a )");
         if (is_outside) ignores_case_ = false;
         if (forbids) {
@@ -185,7 +185,7 @@ class PatternParser {
             node.most = unlimited;
         } else if (take("{")) {
             parse_limits(node);
-            if (rest_.starts_with("+")) refuse("a + behind {..}");
+            if (rest_.starts_with('+')) refuse("a + behind {..}");
         } else {
             return;
         }
@@ -220,8 +220,8 @@ class PatternParser {
     CharacterSet parse_class() {
         CharacterSet set;
         set.is_negated = take("^");
-        if (rest_.starts_with("]")) refuse("an empty class");
-        while (!rest_.starts_with("]")) {
+        if (rest_.starts_with(']')) refuse("an empty class");
+        while (!rest_.starts_with(']')) {
             if (rest_.empty()) refuse("a [ without a ]");
             if (rest_[0] == '[' || rest_.starts_with("&&"))
                 refuse(fmt::format("{} in a class", rest_.substr(0, rest_[0] == '&' ? 2 : 1)));
@@ -236,7 +236,7 @@ class PatternParser {
         const auto is_character = [](const CharacterSet& of) {
             return of.categories == 0 && of.ranges.size() == 1 && of.ranges[0].first == of.ranges[0].second;
         };
-        if (rest_.starts_with("-") && !rest_.starts_with("-]")) {
+        if (rest_.starts_with('-') && !rest_.starts_with("-]")) {
             take("-");
             if (rest_.empty()) refuse("a [ without a ]");
             const CharacterSet other = class_item();

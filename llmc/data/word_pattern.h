@@ -51,8 +51,8 @@ class WordPattern {
         std::size_t next = 0;  // the node behind this one
     };
 
-    // Where a match that begins with this node ends; npos if there is none.
-    std::size_t end_of_match(std::size_t node, std::string_view text, std::size_t place) const;
+    // Where a match that begins with the node `at` ends; npos if there is none.
+    std::size_t end_of_match(std::size_t at, std::string_view text, std::size_t place) const;
 
     std::vector<Node> nodes_;  // the first one accepts
     std::size_t begin_ = 0;

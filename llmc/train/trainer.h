@@ -128,7 +128,7 @@ class Trainer {
     // prompt is cut to its last T. When the context is full, generation continues from its later half: a sliding window
     // would have to be recomputed for each token, because positions are learned. If generates_together(), `watch` must
     // return the same on all ranks. finish_update() was called before.
-    std::optional<std::vector<std::int32_t>> generate(const Continuation& text, const Watch& watch);
+    std::optional<std::vector<std::int32_t>> generate(const Continuation& of, const Watch& watch);
 
     void resume(const CheckpointInfo& checkpoint);
 

@@ -136,8 +136,8 @@ def test_every_stage_of_zero_has_the_same_bits(rows):
 
 def test_every_schedule_has_the_same_bits(rows):
     losses = []
-    for schedule in ("naive", "gpipe", "1f1b", "interleaved", "zb-h1"):
-        virtual = ["--virtual-stages=2"] * (schedule == "interleaved")
+    for schedule in ("naive", "gpipe", "1f1b", "interleaved", "breadth-first", "zb-h1"):
+        virtual = ["--virtual-stages=2"] * (schedule in ("interleaved", "breadth-first"))
         losses.append(rows.train(schedule, PIPELINE, "--micro-batch-size=1", f"--pipeline-schedule={schedule}", *virtual, ranks=2).losses)
     assert losses.count(losses[0]) == len(losses)
     assert losses[0] == pytest.approx(rows.single.losses, rel=0, abs=TOLERANCE)

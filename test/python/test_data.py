@@ -317,8 +317,8 @@ def test_stopped_while_processes_start(tmp_path, seed, number):
     wait_until(lambda: len(children_of(process.pid)) >= 2)  # one is Python's own helper
     os.killpg(process.pid, number)
     errors = process.communicate(timeout=60 * program.PATIENCE)[1]
-    assert process.returncode == 128 + number
-    assert errors.strip() == ("interrupted; the same command continues from here" if number == signal.SIGINT else "")
+    says = "interrupted; the same command continues from here" if number == signal.SIGINT else ""
+    assert (process.returncode, errors.strip()) == (128 + number, says)
 
 
 def test_finished_and_damaged(texts, tmp_path, capsys):
