@@ -39,7 +39,7 @@ from terminal import Parser, fail, plain_endings, progress, say  # noqa: E402
 from text import fraction, require_text  # noqa: E402
 from tokenizer import read_folder, require_library  # noqa: E402
 
-FORMAT = "chat_format.json"
+FORMAT, TEMPLATE = "chat_format.json", "chat_template.jinja"
 UNFINISHED = ".unfinished"
 
 
@@ -218,10 +218,12 @@ class Writing:
         files = shards.in_utf8([{"file": file, "sha256": sha256} for file, sha256 in inputs])
         manifest = {"finished": False, "settings": self.settings, "files": files, "shards": [], "complete": []}
         shards.write_manifest(self.out, manifest)
-        for path in [*shards.shards_in(self.out), self.out / FORMAT]:
+        for path in [*shards.shards_in(self.out), self.out / FORMAT, self.out / TEMPLATE]:
             path.unlink(missing_ok=True)
         for entry in entries:
             os.replace(place / entry["file"], self.out / entry["file"])
+        if self.arguments.template:  # another one than the folder's, which a model of these rows takes along
+            shards.write_whole(self.out / TEMPLATE, self.encoder.template.encode())
         tokens = {split: counts["tokens"] for split, counts in self.counts.items()}
         content, why = format_file(self.encoder.template, self.encoder.special, self.arguments.date)
         if why:

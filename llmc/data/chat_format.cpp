@@ -41,12 +41,15 @@ ChatFormat parse(const std::string& text) {
 // The chat template of a tokenizer; empty if there is none. A new line at its end has no meaning.
 std::string template_of(const std::map<std::string, std::string>& files) {
     std::string text;
-    if (const auto own = files.find("chat_template.jinja"); own != files.end()) {
+    if (const auto own = files.find(chat_template_file); own != files.end()) {
         text = own->second;
     } else if (const auto config = files.find("tokenizer_config.json"); config != files.end()) {
         const Json json = Json::parse(config->second, nullptr, false);
-        const Json found =
-            json.is_object() && json.contains("chat_template") ? json["chat_template"] : Json();
+        if (!json.is_object())
+            user_error(
+                "--chat: tokenizer_config.json of the model's tokenizer is not an object in JSON; get the "
+                "folder again");
+        const Json found = json.contains("chat_template") ? json["chat_template"] : Json();
         if (found.is_string()) text = found.get<std::string>();
         if (found.is_array()) {  // several, with names
             for (const Json& one : found) {

@@ -15,6 +15,7 @@
 namespace llmc {
 
 inline constexpr const char* chat_format_file = "chat_format.json";
+inline constexpr const char* chat_template_file = "chat_template.jinja";
 
 enum class Role : std::uint8_t { system, user, assistant };
 

@@ -176,6 +176,12 @@ void require_tokenizer(Data& data, const std::vector<std::string>& files, const 
     for (std::size_t shard = 0; shard < source.shards(); ++shard) {
         const std::uint64_t made_with = source.tokenizer_of(shard);
         if (made_with == 0 || made_with == data.tokenizer) continue;
+        if (options.has_unusable_tokenizer)
+            user_error(
+                "{}: '{}' says by which tokenizer it was made, and that of the model's folder cannot be "
+                "used, so "
+                "nobody knows whether they are the same; give the folder of a whole one with --tokenizer",
+                option, files[shard]);
         if (options.tokenizer != 0) {
             user_error(
                 "{}: '{}' was made with another tokenizer than the model's: its checksum is {:016x}, and not "

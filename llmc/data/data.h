@@ -24,8 +24,10 @@ struct DataOptions {
     // The folder of a model with a tokenizer of its own: data must be token shards. An evaluation needs none: the
     // embedded stories are not in its tokens. Empty: any data.
     std::string folder{};
-    // The checksum of the model's tokenizer, which token shards must have, too; 0 if none is known.
+    // The checksum of the model's tokenizer, which token shards must have, too; 0 if none is known. Shards that
+    // say which tokenizer made them cannot be compared with one that cannot be used.
     std::uint64_t tokenizer = 0;
+    bool has_unusable_tokenizer = false;
 };
 
 struct Data {

@@ -155,6 +155,7 @@ class PatternParser {
     Part parse_group() {
         const bool is_outside = !ignores_case_, forbids = take("?!");
         if (!forbids && !take("?:") && take("?i:")) ignores_case_ = true;
+        if (ignores_case_) refuse_ligatures(rest_.substr(0, rest_.find(')')));
         if (rest_.starts_with('?')) refuse(fmt::format("a group (?{}", rest_.substr(1, 2)));
         Part inner = parse_alternatives();
         if (!take(")")) refuse("a ( without a )");
@@ -172,6 +173,16 @@ class PatternParser {
         Part all{add({.kind = Kind::choice, .ways = {inner.begin, otherwise.begin}}), inner.ends};
         all.ends.push_back(otherwise.begin);
         return all;
+    }
+
+    // Without regard to case these letters are also one character: ß, ﬀ, ﬁ, ﬂ, ﬆ.
+    void refuse_ligatures(std::string_view group) {
+        std::string letters(group);
+        std::ranges::transform(letters, letters.begin(),
+                               [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; });
+        for (const char* const pair : {"ss", "ff", "fi", "fl", "st"})
+            if (letters.find(pair) != std::string::npos)
+                refuse(fmt::format("(?i:..) of {}, which one character can be", pair));
     }
 
     void parse_repetition(Node& node) {

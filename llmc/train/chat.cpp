@@ -57,6 +57,13 @@ class LineReader {
     std::string text_;
 };
 
+// Without blanks at both ends.
+std::string_view without_blanks(std::string_view line) {
+    constexpr const char* blanks = " \t";
+    const std::size_t begin = std::min(line.find_first_not_of(blanks), line.size());
+    return line.substr(begin, line.find_last_not_of(blanks) + 1 - begin);
+}
+
 class Conversation {
   public:
     explicit Conversation(PreparedRun& run)
@@ -139,8 +146,10 @@ class Conversation {
         if (kept.size() < messages_.size() && !std::exchange(has_said_, true)) {
             say_beside_text(fmt::format(
                 "note: the conversation is longer than --seq-len {} allows, so its oldest turns are left out "
-                "from now on",
-                context()));
+                "from now on{}",
+                context(),
+                run_.options.resume ? "; --export DIR, then --chat --init DIR --seq-len N has room for more"
+                                    : ""));
         }
         messages_ = std::move(kept);
         return prompt;
@@ -170,6 +179,11 @@ void chat(PreparedRun& run) {
     StopSignals& signals = run.session.signals();
     const bool is_terminal = isatty(STDIN_FILENO) != 0 && isatty(STDERR_FILENO) != 0;
     say_beside_text(generation_header(run));
+    if (run.ends.empty())
+        say_beside_text(
+            "note: the model's folder names no token that ends an answer (eos_token_id in "
+            "generation_config.json), so "
+            "answers go on to --sample-tokens");
     if (is_terminal)
         say_beside_text(
             "Each line is a message. Ctrl-C ends an answer; /reset begins a new conversation, and /quit "
@@ -177,12 +191,14 @@ void chat(PreparedRun& run) {
     while (true) {
         if (is_terminal) write_error("> ");
         const std::optional<std::string> line = lines.next([&] { return signals.here(); });
-        if (!line || *line == "/quit") break;
-        if (*line == "/reset") {
+        const std::string_view said = line ? without_blanks(*line) : "/quit";
+        if (said == "/quit") break;
+        if (said == "/reset") {
             conversation.reset();
-        } else if (line->find_first_not_of(" \t") != std::string::npos) {
+        } else if (!said.empty()) {
             conversation.answer(*line);
-            signals.forget();
+            signals.forget_interrupt();
+            if (signals.here()) break;
         }
     }
     if (is_terminal) write_error("\n");

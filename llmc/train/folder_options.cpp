@@ -176,7 +176,11 @@ std::vector<std::int32_t> end_tokens(const Options& options, const TokenizerFile
     constexpr const char* key = "eos_token_id";
     if (const auto found = tokenizer.find(generation_config_file); found != tokenizer.end()) {
         const Json config = Json::parse(found->second, nullptr, false);
-        if (config.is_object() && has(config, key)) return tokens_in(config, key, options.vocabulary());
+        if (!config.is_object())
+            user_error("{} of the model's tokenizer is not an object in JSON; get the folder again",
+                       generation_config_file);
+        const std::vector<std::int32_t> tokens = tokens_in(config, key, options.vocabulary());
+        if (!tokens.empty()) return tokens;
     }
     return tokens_in(config_of(options), key, options.vocabulary());
 }

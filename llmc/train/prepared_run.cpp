@@ -111,7 +111,9 @@ void PreparedRun::open_data_files() {
                               .sequences = plan.global_sequences(),
                               .trains = options.steps > 0,
                               .folder = folder_of_tokens(options),
-                              .tokenizer = tokenizer ? tokenizer->checksum() : 0});
+                              .tokenizer = tokenizer ? tokenizer->checksum() : 0,
+                              .has_unusable_tokenizer =
+                                  !tokenizer && options.folder && !folder_of_tokenizer(options).empty()});
         } catch (const UserError& fault) {
             const bool is_plan = options.steps == 0 && !options.uses_weights();
             const bool lacks_data =
@@ -137,11 +139,14 @@ void PreparedRun::open_data_files() {
     }
 }
 
-// What the conversations were written in is what the model speaks from now on, whatever its folder has.
+// What the conversations were written in is what the model speaks from now on, whatever its folder has. A template
+// beside the rows is not the folder's.
 void PreparedRun::take_chat_format() {
     if (!data.training || data.training->rows().empty()) return;
-    const auto file = std::filesystem::path(data.files.front()).parent_path() / chat_format_file;
-    if (std::filesystem::exists(file)) tokenizer_files[chat_format_file] = read_file(file);
+    const auto folder = std::filesystem::path(data.files.front()).parent_path();
+    if (std::filesystem::exists(folder / chat_template_file)) tokenizer_files.erase(chat_format_file);
+    for (const char* const name : {chat_template_file, chat_format_file})
+        if (std::filesystem::exists(folder / name)) tokenizer_files[name] = read_file(folder / name);
 }
 
 // Finds and checks the weight file. load_weights() reads the weights later.

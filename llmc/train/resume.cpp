@@ -201,6 +201,13 @@ bool take_model(Options& options, const CheckpointInfo& checkpoint) {
             option);
     }
     options.tokenizer_of_checkpoint = tokenizer_in(checkpoint).string();
+    // A configuration file names the folder of its day.
+    if (!options.tokenizer_of_checkpoint.empty() && !options.given.contains("tokenizer") &&
+        !options.tokenizer.empty() && !std::filesystem::exists(options.tokenizer)) {
+        options.notes.push_back(fmt::format("there is no {} any more; the checkpoint's own tokenizer is used",
+                                            options.tokenizer));
+        options.tokenizer.clear();
+    }
     for (const char* const name :
          {"tokenizer", "bpe-dir"}) {  // a checkpoint of an earlier program has only a name
         if (!options.tokenizer_of_checkpoint.empty()) break;

@@ -24,6 +24,7 @@ constexpr std::int64_t same_request_ns = 100'000'000;
 
 // The handler reads these, so they must be lock-free.
 std::atomic<std::int64_t> first_signal_ns = 0;  // 0: none yet
+std::atomic<bool> is_to_end = false;            // not SIGINT alone came
 std::atomic<bool> installed = false;
 std::atomic<const std::string*> on_first = nullptr, on_second = nullptr;
 static_assert(std::atomic<std::int64_t>::is_always_lock_free &&
@@ -43,6 +44,7 @@ void write_now(const std::string* text) {
 extern "C" void on_signal(int number) {
     const int interrupted_errno = errno;
     const std::int64_t now = now_ns();
+    if (number != SIGINT) is_to_end = true;
     std::int64_t first = 0;
     if (first_signal_ns.compare_exchange_strong(first, now)) {
         write_now(on_first);
@@ -67,6 +69,7 @@ bool ignored_before(int number) {
 StopSignals::StopSignals() {
     check(!installed.exchange(true), "signals are caught once");
     first_signal_ns = 0;
+    is_to_end = false;
     const bool under_mpirun = std::getenv("OMPI_COMM_WORLD_RANK") != nullptr;
     for (const int number : caught) {
         if (ignored_before(number) || (number == SIGTERM && under_mpirun)) continue;
@@ -95,7 +98,9 @@ void StopSignals::answer_with(std::string acknowledgement, std::string farewell)
 
 bool StopSignals::here() const { return first_signal_ns != 0; }
 
-void StopSignals::forget() { first_signal_ns = 0; }
+void StopSignals::forget_interrupt() {
+    if (!is_to_end) first_signal_ns = 0;
+}
 
 bool on_any_rank(Communicator& ranks, bool here) {
     double count = here ? 1 : 0;

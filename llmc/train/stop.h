@@ -32,8 +32,8 @@ class StopSignals {
 
     // Whether this process received one of the signals.
     bool here() const;
-    // Those received so far have done what they were to do.
-    void forget();
+    // If only Ctrl-C came so far, it has done what it was to do. The other signals are for the process.
+    void forget_interrupt();
     // Whether any rank received one. Ranks may receive a signal in different steps, but all must stop after
     // the same step.
     bool anywhere(Communicator& ranks) const { return on_any_rank(ranks, here()); }

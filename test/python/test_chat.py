@@ -52,7 +52,8 @@ def test_answers_and_rows(tmp_path, template, system):
     reference = chat_models.Reference(folder, 256, most=20, system=system)
     said = compare(folder, TALK, reference, "--sample-tokens=20", *options, lines=["", TALK[0], " \t", *TALK[1:]])
     assert all(rows < prompt for _, prompt, _, rows in reference.answers[1:])
-    assert said.count("note: the answer was cut after 20 tokens\n") == 3 and said.count("\n") == 4
+    assert said.count("note: the answer was cut after 20 tokens\n") == 3 and said.count("\n") == 5
+    assert said.count("note: the model's folder names no token that ends an answer (eos_token_id in generation_config.json)") == 1
 
 
 def test_reset_and_quit(model):
@@ -70,7 +71,7 @@ def ends_of(folder, count):
     return [token for place, token in enumerate(answer) if place >= count and token not in answer[:place]]
 
 
-@pytest.mark.parametrize("where", ["number", "list", "config.json", "none"])
+@pytest.mark.parametrize("where", ["number", "list", "config.json", "empty list", "none"])
 def test_end_tokens(tmp_path, where):
     """They end an answer and are not written; those of generation_config.json come before those of config.json."""
     last, later = ends_of(chat_models.write(tmp_path / "model"), 3)[:2]
@@ -78,6 +79,7 @@ def test_end_tokens(tmp_path, where):
         "number": {"generation_config": {"eos_token_id": last}, "eos_token_id": later},
         "list": {"generation_config": {"eos_token_id": [later, last]}},
         "config.json": {"generation_config": {"eos_token_id": None}, "eos_token_id": [last]},
+        "empty list": {"generation_config": {"eos_token_id": []}, "eos_token_id": last},
         "none": {}}[where])
     ends = [] if where == "none" else [last, later] if where == "list" else [last]
     said = compare(folder, TALK[:2], chat_models.Reference(folder, 256, most=30, ends=ends), "--sample-tokens=30")
@@ -208,6 +210,16 @@ def test_ctrl_c_on_a_terminal(talker):
     os.write(run.file, b"\x03")
     assert run.wait() == 0
     assert run.text.endswith("> ^C\n") and "error" not in run.text
+
+
+def test_a_signal_for_the_process_ends_the_chat(talker):
+    run = test_signals.Started("alone", *talker, terminal=True)
+    run.read_until(r"^> \Z")
+    os.write(run.file, b"Hello\nAgain\n")
+    run.read_until(r"^> Hello\nAgain\n[ab]{20}")
+    os.kill(run.pid, signal.SIGTERM)
+    assert run.wait() == 0
+    assert run.text.count("> ") == 1
 
 
 def pending(process, number):

@@ -69,6 +69,13 @@ def test_the_format_of_the_rows_wins(trained, tmp_path):
     program.train(tmp_path / "run", f"--init={folder}", f"--train-data={tmp_path}/rows/train_*.bin", *options)
     kept = tmp_path / "run/checkpoint-00000001/tokenizer/chat_format.json"
     assert kept.read_bytes() == (tmp_path / "rows/chat_format.json").read_bytes() != (folder / "chat_format.json").read_bytes()
+    # And so does the template of the rows, for whoever reads the folder.
+    assert (kept.parent / "chat_template.jinja").read_text() == chat_models.CHATML
+    # A template that puts more around texts than a format can say leaves none, not the folder's.
+    (tmp_path / "t.jinja").write_text("{{ messages[0].content | length }}" + chat_models.CHATML)
+    run_here("chat.py", trained / "talks.jsonl", "--tokenizer", folder, "--template", tmp_path / "t.jinja", "--out", tmp_path / "more")
+    program.train(tmp_path / "more/run", f"--init={folder}", f"--train-data={tmp_path}/more/train_*.bin", *options)
+    assert "the model's chat template is not known here" in program.run("--chat", f"--resume={tmp_path}/more/run", check=False, input="").stderr
     # Other data say nothing about conversations.
     tokens = tmp_path / "rows/plain.bin"
     program.write_token_file(tokens, [5, 6, 7] * 400)
@@ -102,3 +109,24 @@ def test_a_damaged_file_is_refused(trained, tmp_path, damage):
         assert done.returncode == 1 and done.stdout == ""
         assert one_error(done.stderr).startswith(f"the checkpoint is damaged: {tmp_path}/run/checkpoint-00000002/tokenizer/")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_run_goes_on_without_the_folder_of_its_configuration(trained, tmp_path):
+    shutil.copytree(trained / "before", tmp_path / "tokens")
+    options = ["--model=llama-tiny", "--vocab-size=512", f"--tokenizer={tmp_path}/tokens", f"--train-data={trained}/rows/train_*.bin", "--seq-len=128",
+               "--global-batch-tokens=256"]
+    program.train(tmp_path / "run", *options, "--steps=1")
+    shutil.rmtree(tmp_path / "tokens")
+    again = [f"--config={tmp_path}/run/config.toml", "--resume", "--steps=2", "--sample-tokens=0"]
+    assert f"note: there is no {tmp_path}/tokens any more; the checkpoint's own tokenizer is used" in program.run(*again).stdout
+    assert "--tokenizer" in one_error(program.run(*again, f"--tokenizer={tmp_path}/tokens", check=False).stderr)
+
+
+def test_shards_cannot_be_compared_with_an_unusable_tokenizer(trained, tmp_path):
+    shutil.copytree(trained / "exported", tmp_path / "model")
+    DAMAGES["cut off"](tmp_path / "model")
+    done = program.run(f"--init={tmp_path}/model", f"--train-data={trained}/rows/train_*.bin", "--seq-len=128", "--steps=1", f"--out-dir={tmp_path}/run", check=False)
+    assert "says by which tokenizer it was made, and that of the model's folder cannot be used" in one_error(done.stderr) and not (tmp_path / "run").exists()
+    # Files of ids that say nothing are the user's own affair.
+    program.write_token_file(tmp_path / "plain.bin", [5, 6, 7] * 400)
+    program.train(tmp_path / "run", f"--init={tmp_path}/model", f"--train-data={tmp_path}/plain.bin", "--seq-len=128", "--global-batch-tokens=256", "--steps=1")

@@ -114,6 +114,7 @@ TEST(WordPattern, RefusesByName) {
         {"[a", "a [ without a ]"},
         {"a\\", "a backslash at the end"},
         {"(?i:é)", "(?i:..) of characters beyond ASCII"},
+        {"(?i:d|Fi|is)", "(?i:..) of fi, which one character can be"},
         {"a*", "matches an empty text"},
         {"a|", "matches an empty text"},
         {"", "matches an empty text"},
