@@ -145,11 +145,16 @@ def read_folder(folder):
              "gpt2, bytes, or a model's folder")
     try:
         check(parts)
-        return BpeTokenizer(name, parts, [end_token(folder, parts)])
+        tokenizer = BpeTokenizer(name, parts, [end_token(folder, parts)])
     except Unsupported as error:
         fail(f"{path} has {error}, but the trainer knows byte-level BPE alone; give another tokenizer")
     except Exception as error:  # the library has no class for its own
         fail(f"{path} is damaged ({reason(error)}); get it again")
+    of_model = read_json(folder / "config.json", {}).get("vocab_size")
+    if isinstance(of_model, int) and of_model < tokenizer.vocabulary:
+        fail(f"{path} has {tokenizer.vocabulary:,} tokens, but the model's vocabulary in {folder / 'config.json'} is {of_model:,}; give the "
+             "model's own tokenizer")
+    return tokenizer
 
 
 class Unsupported(ValueError):
@@ -161,6 +166,8 @@ def check(parts):
     model = parts["model"]
     if model.get("type", "BPE") != "BPE":
         raise Unsupported(f"a model of type {model['type']}")
+    if len(set(model["vocab"].values())) < len(model["vocab"]):
+        raise ValueError("two tokens have one id")
     for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"):
         if model.get(name):
             raise Unsupported(f"a BPE with {name}")
@@ -188,7 +195,7 @@ def end_token(folder, parts):
         found = read_json(folder / name, {}).get("eos_token_id")
         found = (found or [None])[0] if isinstance(found, list) else found
         if found is not None:
-            if found not in numbers_of(parts):
+            if isinstance(found, bool) or found not in numbers_of(parts):
                 fail(f"{folder / name}: eos_token_id is {found}, which is no token of the tokenizer; correct it")
             return found
     text = read_json(folder / "tokenizer_config.json", {}).get("eos_token")

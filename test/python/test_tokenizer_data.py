@@ -201,6 +201,7 @@ def changed(**changes):
     (changed(normalizer={"type": "Lowercase"}), "has a normalizer of type Lowercase"),
     (changed(pre_tokenizer={"type": "Metaspace"}), "has a pre-tokenizer of type Metaspace"),
     (changed(pre_tokenizer={"type": "ByteLevel", "add_prefix_space": True}), "has a pre-tokenizer of type ByteLevel with add_prefix_space"),
+    (lambda parts: json.dumps({**parts, "model": {**parts["model"], "vocab": {**parts["model"]["vocab"], "a": 0}}}), "is damaged (two tokens have one id); get it again"),
     (changed(pre_tokenizer=None), "has no pre-tokenizer of type ByteLevel"),
     (lambda parts: json.dumps(parts).replace("<|endoftext|>", "<s>"), 'names no end token, which stands behind each document; write {"eos_token_id": ID} into its'),
 ])
@@ -215,7 +216,9 @@ def test_wrong_tokenizers(tmp_path, spoil, line):
 @pytest.mark.parametrize("files, line", [
     ({"generation_config": {"eos_token_id": 999}}, "generation_config.json: eos_token_id is 999, which is no token of the tokenizer"),
     ({"tokenizer_config": {"eos_token": "<eos>"}}, "tokenizer_config.json: eos_token is <eos>, which is no token of the tokenizer"),
+    ({"generation_config": {"eos_token_id": True}}, "generation_config.json: eos_token_id is True, which is no token of the tokenizer"),
     ({"config": []}, "config.json is not a JSON object"),
+    ({"config": {"vocab_size": 100}}, "config.json is 100; give the model's own tokenizer"),
 ])
 def test_wrong_end_tokens(tmp_path, files, line):
     folder = made_tokenizers.write(tmp_path / "model", made_tokenizers.made("gpt2"), **files)
