@@ -1,17 +1,22 @@
 #!/usr/bin/env python3
-"""How far the planner's times are from published steps (docs/published_steps.toml), as Markdown.
+"""How far the planner's times are from published steps (docs/published_steps.tsv), as Markdown.
 
-    scripts/plan_error.py
+    scripts/plan_error.py         # the tables of docs/planner.md
+    scripts/plan_error.py --fit   # the tables of llmc/planner/published_times.cpp that these steps ask for
 
-Software reaches a part of the speed that the planner expects. One factor is fitted for each software, the geometric
-mean of its steps; a step's error is that of the factor of the others (of all, where the software has one step alone).
-The second table has steps that no factor was fitted to, with their memory.
+The fit moves the factors of that file's table, one for each part of a step, generation and format, towards the measured
+times: a Gauss-Newton step in the logarithms, since a step's time is about the sum of its parts. Where few steps say
+anything, a factor stays near that of its format and generation, and those near that of all. Rebuild and repeat until it
+changes nothing.
 """
 
 import collections
+import concurrent.futures
 import json
 import math
+import os
 import pathlib
+import re
 import shlex
 import subprocess
 import sys
@@ -19,86 +24,158 @@ import sys
 import interpreter
 
 if __name__ == "__main__":
-    interpreter.need("tomllib")
+    interpreter.need("numpy")
 
-import tomllib  # noqa: E402
+import numpy as np  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+STEPS, TABLE = ROOT / "docs/published_steps.tsv", ROOT / "llmc/planner/published_times.cpp"
+FACTORS = ["products", "attention", "other_operations", "tensor_exchanges", "update"]
+GENERATIONS = {"A": "ampere", "H": "hopper", "B": "blackwell", "G": "blackwell"}
+# No option describes it: a gather for each tensor, nothing hidden.
+NOT_FITTED = "SC21 table 2 ZeRO-3"
 
 
-def plan(step):
-    command = [ROOT / "train_gpt", "plan", "--json", *shlex.split(step["options"])]
-    result = subprocess.run(command, capture_output=True, text=True)
-    if not result.stdout.startswith("{"):
-        sys.exit(f"error: {step['name']}: {result.stderr.strip()}")
-    return json.loads(result.stdout)
+class Step:
+    def __init__(self, line):
+        self.source, self.name, seconds, gib, self.options = line.split("\t")[:5]
+        self.seconds, self.gib = float(seconds), float(gib) if gib else None
+
+    def plan(self):
+        command = [ROOT / "train_gpt", "plan", "--json", *shlex.split(self.options)]
+        result = subprocess.run(command, capture_output=True, text=True)
+        if not result.stdout.startswith("{"):
+            sys.exit(f"error: {self.name}: {result.stderr.strip()}")
+        plan = json.loads(result.stdout)
+        self.time, self.memory = plan["time"], plan["memory"]
+        self.ratio = self.seconds / self.time["expected_seconds"]
+        self.error = abs(1 / self.ratio - 1)
+        self.generation = GENERATIONS[re.search(r"--gpu (.)", self.options)[1]]
+        self.is_fp8 = "te-fp8" in self.options
+        self.is_data_parallel = plan["mesh"]["tensor"] == plan["mesh"]["pipeline"] == 1
 
 
-def published_seconds(step, made):
-    if "seconds" in step:
-        return step["seconds"]
-    gpus, tokens = made["mesh"]["processes"], made["batch"]["tokens"]
-    if "speed" in step:
-        return tokens / gpus / step["speed"]
-    model = made["model"]
-    layers, channels, length = model["layers"], model["channels"], model["sequence_length"]
-    operations = {"causal": model["flops_per_token"],
-                  "all": model["flops_per_token"] + 6 * layers * channels * length,
-                  "recomputed": 96 * layers * channels**2 * (1 + length / (6 * channels) + model["vocabulary"] / (16 * layers * channels))}
-    return operations[step["counts"]] * tokens / gpus / (step["tflops"] * 1e12)
+def planned_steps():
+    steps = [Step(line) for line in STEPS.read_text().splitlines() if not line.startswith("#")]
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(Step.plan, steps))
+    return steps
 
 
-def geometric_mean(values):
-    return math.exp(sum(map(math.log, values)) / len(values))
+def mean(values):
+    values = list(values)
+    return sum(values) / len(values)
 
 
 def seconds_text(seconds):
     return f"{seconds:.3g} s" if seconds < 100 else f"{seconds:.0f} s"
 
 
-def measure(steps):
-    """Adds `seconds`, `plan`, and `speed`: the part of the expected speed that the step reached."""
+def print_errors(steps):
+    sources = collections.defaultdict(list)
     for step in steps:
-        step["plan"] = plan(step)
-        step["seconds"] = published_seconds(step, step["plan"])
-        step["share"] = step["plan"]["time"]["expected_seconds"] / step["seconds"]
-    return steps
+        sources[step.source].append(step)
+    print("| source | steps | expected / measured | mean error | largest | in the range |\n|---|---|---|---|---|---|")
+    for name, group in sources.items():
+        share = math.exp(mean(-math.log(step.ratio) for step in group))
+        inside = sum(step.time["low_seconds"] <= step.seconds <= step.time["high_seconds"] for step in group)
+        print(f"| {name} | {len(group)} | {share:.2f} | {mean(step.error for step in group):.1%} "
+              f"| {max(step.error for step in group):.0%} | {inside} |")
+    fitted = [step for step in steps if step.source != NOT_FITTED]
+    inside = sum(step.time["low_seconds"] <= step.seconds <= step.time["high_seconds"] for step in steps)
+    width = np.median([step.time["high_seconds"] / step.time["low_seconds"] for step in steps])
+    by_source = mean(mean(step.error for step in group) for name, group in sources.items() if name != NOT_FITTED)
+    print(f"\nMean error {mean(step.error for step in fitted):.1%}, mean of the sources' means {by_source:.1%}, both without {NOT_FITTED}.\n"
+          f"The range holds {inside / len(steps):.0%} of the steps; in the median, its end is {width:.2f} times its beginning.")
+    print("\n| step | measured | at least | expected | measured GiB | planned |\n|---|---|---|---|---|---|")
+    for step in steps:
+        if step.gib:
+            print(f"| {step.source}: {step.name} | {seconds_text(step.seconds)} | {seconds_text(step.time['bound_seconds'])} "
+                  f"| {seconds_text(step.time['expected_seconds'])} | {step.gib} | {step.memory['bytes'] / 2**30:.2f} |")
 
 
-def left_out_errors(steps):
-    """Adds `error` to each: of the time that the software's other steps predict."""
-    softwares = collections.defaultdict(list)
-    for step in steps:
-        softwares[step["software"]].append(step)
-    for step in steps:
-        others = [other["share"] for other in softwares[step["software"]] if other is not step]
-        step["error"] = step["share"] / geometric_mean(others or [other["share"] for other in steps if other is not step]) - 1
-    return softwares
+class Fit:
+    """The logarithms of the factors are sums of effects: of all steps, of a generation, of a format, and of both."""
+
+    # How much an effect costs, in squared errors; found by trying them on unseen steps, as OUTLIER.
+    PULL = {"all": 0.2, "generation": 0.05, "format": 0.4, "both": 0.4}
+    START = {"products": 1.2, "other_operations": 2, "update": 1.35}     # of all steps
+    LEAST = 0.9    # of products: 0.8 of the peak in 8 bits, 0.9 in 16
+    OUTLIER = 0.15  # an error from which on it counts as its size, not as its square
+
+    def __init__(self, steps):
+        self.steps = [step for step in steps if step.source != NOT_FITTED]
+        lines = re.findall(r"Software\{Generation::(\w+), (true|false), ([^}]*)\}", TABLE.read_text())
+        self.classes = [(generation, is_fp8 == "true") for generation, is_fp8, _ in lines if generation != "unpublished"]
+        self.now = np.log([[float(x) for x in values.split(",")] for generation, _, values in lines if generation != "unpublished"])
+        effects = [("all",), *(("generation", of) for of in dict.fromkeys(generation for generation, _ in self.classes)),
+                   ("format", False), ("format", True), *(("both", of) for of in self.classes)]
+        self.pull = np.array([self.PULL[effect[0]] for effect in effects] * len(FACTORS))
+        self.start = np.concatenate([[math.log(self.START.get(factor, 1)), *[0] * (len(effects) - 1)] for factor in FACTORS])
+        has = np.array([[effect[0] == "all" or effect[1] in (generation, is_fp8, (generation, is_fp8)) for effect in effects]
+                        for generation, is_fp8 in self.classes], float)
+        # (classes, factors, effects of all factors)
+        self.effects = np.einsum("ce,fg->cfge", has, np.eye(len(FACTORS))).reshape(len(has), len(FACTORS), -1)
+        self.of = np.array([self.classes.index((step.generation, step.is_fp8)) for step in self.steps])
+        self.seconds = np.array([step.seconds for step in self.steps])
+        parts = np.array([[step.time["parts"][factor] for factor in FACTORS] for step in self.steps])
+        # What is recomputed is mostly products.
+        parts[:, 0] += [step.time["parts"]["recomputation"] for step in self.steps]
+        self.parts = parts
+        self.rest = np.array([step.time["expected_seconds"] for step in self.steps]) - parts.sum(1)
+        sizes = collections.Counter(step.source for step in self.steps)
+        weights = np.array([sizes[step.source] ** -0.5 for step in self.steps])
+        self.weights = weights / weights.mean()
+
+    def times(self, factors, chosen):
+        """Of steps at other factors (classes, factors), in logarithms."""
+        parts = self.parts[chosen] * np.exp(factors - self.now)[self.of[chosen]]
+        return parts, parts.sum(1) + self.rest[chosen]
+
+    def solve(self, chosen):
+        effects = self.start.copy()
+        for _ in range(50):
+            parts, times = self.times(self.effects @ effects, chosen)
+            errors = np.log(times / self.seconds[chosen])
+            slopes = np.einsum("sf,sfe->se", parts / times[:, None], self.effects[self.of[chosen]])
+            weights = self.weights[chosen] * np.minimum(1, self.OUTLIER / np.maximum(np.abs(errors), 1e-9))
+            effects -= 0.5 * np.linalg.solve((slopes.T * weights) @ slopes + np.diag(self.pull),
+                                             slopes.T @ (weights * errors) + self.pull * (effects - self.start))
+            factors = self.effects @ effects
+            for own, lacks in zip(self.effects[:, 0, :], np.log(self.LEAST) - factors[:, 0]):
+                if lacks > 0:
+                    effects[np.flatnonzero(own)[-1]] += lacks  # the effect of both, the last one
+        return self.effects @ effects
+
+    def error_of_unseen(self):
+        """The mean errors of steps, and of sources, each step with the factors of nine tenths of the others."""
+        order = np.random.default_rng(1).permutation(len(self.steps))
+        errors = np.zeros(len(self.steps))
+        for i in range(10):
+            unseen = order[i::10]
+            factors = self.solve(np.setdiff1d(order, unseen))
+            errors[unseen] = np.abs(self.times(factors, unseen)[1] / self.seconds[unseen] - 1)
+        sources = collections.defaultdict(list)
+        for step, error in zip(self.steps, errors):
+            sources[step.source].append(error)
+        return errors.mean(), mean(map(mean, sources.values()))
 
 
-def main():
-    described = tomllib.loads((ROOT / "docs/published_steps.toml").read_text())
-    steps = measure(described["step"])
-    softwares = left_out_errors(steps)
-    print("| published step | software | measured | at least | expected | error with the software's factor |\n|---|---|---|---|---|---|")
-    for step in steps:
-        time = step["plan"]["time"]
-        print(f"| {step['name']} | {step['software']} | {seconds_text(step['seconds'])} | {seconds_text(time['bound_seconds'])} "
-              f"| {seconds_text(time['expected_seconds'])} | {step['error']:+.0%} |")
-    print("\n| software | steps | factor | mean error | largest |\n|---|---|---|---|---|")
-    for name, group in [*softwares.items(), ("all", steps)]:
-        errors = [abs(step["error"]) for step in group]
-        print(f"| {name} | {len(group)} | {geometric_mean([step['share'] for step in group]):.2f} | {sum(errors) / len(errors):.1%} "
-              f"| {max(errors):.0%} |")
-    print("\n| step that no factor was fitted to | measured | expected | measured GiB | planned |\n|---|---|---|---|---|")
-    for step in measure(described["held_out"]):
-        made = step["plan"]
-        print(f"| {step['name']} | {seconds_text(step['seconds'])} | {seconds_text(made['time']['expected_seconds'])} | {step['gib']} "
-              f"| {made['memory']['bytes'] / 2**30:.2f} |")
-    alone = [abs(step["share"] - 1) for step in steps]
-    print(f"\nWithout factors of software: mean {geometric_mean([step['share'] for step in steps]):.2f} of the measured time, "
-          f"error {sum(alone) / len(alone):.0%} in the mean, {max(alone):.0%} at most.")
+def print_fit(steps):
+    fit = Fit(steps)
+    for (generation, is_fp8), factors in zip(fit.classes, np.exp(fit.solve(np.arange(len(fit.steps))))):
+        print(f"    Software{{Generation::{generation}, {str(is_fp8).lower()}, {', '.join(f'{x:.3f}' for x in factors)}}},")
+    # Quantiles of a sample, such that a further step is below the first and above the last with one chance in ten each.
+    optional = {None: "{}", True: "true", False: "false"}
+    for generation in dict.fromkeys(generation for generation, _ in fit.classes):
+        for is_fp8, is_data in ((False, True), (False, False), (False, None), (True, True), (True, False), (True, None), (None, None)):
+            ratios = [step.ratio for step in steps if step.generation == generation and is_fp8 in (None, step.is_fp8) and
+                      is_data in (None, step.is_data_parallel)]
+            if len(ratios) >= 5:
+                low, high = np.quantile(ratios, [0.1, 0.9], method="weibull")
+                print(f"    Steps{{Generation::{generation}, {optional[is_fp8]}, {optional[is_data]}, {len(ratios)}, {low:.2f}, {high:.2f}}},")
+    print("unseen steps: mean error {:.1%}, mean of the sources' means {:.1%}".format(*fit.error_of_unseen()))
 
 
 if __name__ == "__main__":
-    main()
+    print_fit(planned_steps()) if sys.argv[1:] == ["--fit"] else print_errors(planned_steps())

@@ -151,7 +151,7 @@ CHECKED_BY = {
     "docs/planner.md": "planner documents",
     "docs/coming-from.md": "coming_from documents pages",
     "*.md": "documents options_page",
-    "docs/published_steps.toml": "planner",
+    "docs/published_steps.tsv": "planner",
     "docs/*": "documents",
     "Makefile": "commands",
     "*.mk": "commands",

@@ -9,11 +9,23 @@
 #include <utility>
 
 #include "llmc/core/error.h"
+#include "llmc/core/text.h"
 #include "llmc/plan/whole_pipeline.h"
 
 namespace llmc {
 
+std::string_view name_of(TimePart part) {
+    return name_among(part, "products", "attention", "other operations", "tensor exchanges", "recomputation",
+                      "update", "waits for data exchanges", "waits for other stages", "waits for the host",
+                      "waits for disks");
+}
+
 namespace {
+
+TimeParts& operator+=(TimeParts& sum, const TimeParts& time) {
+    for (std::size_t i = 0; i < time_parts; ++i) sum.of[i] += time.of[i];
+    return sum;
+}
 
 double elements(const ListOperand& operand) { return static_cast<double>(operand.shape.elements()); }
 bool is_used(const ListOperand& operand) {
@@ -70,11 +82,12 @@ double gather_seconds(double whole, int size, int distance, const StepRates& rat
     return std::max(inside, across) + (rates.is_bound ? 0 : std::min(inside, across) / 2 + latency);
 }
 
-double call_seconds(const ListCall& call, const Mesh& mesh, const StepRates& rates) {
+TimeParts call_time(const ListCall& call, const Mesh& mesh, const StepRates& rates) {
     double bytes = 0;
     for (const ListOperand& operand : call.operands)
         if (is_used(operand)) bytes += elements(operand) * static_cast<double>(size_of(operand.dtype));
     double arithmetic = 0;
+    TimePart part = TimePart::products;
     const auto& o = call.operands;
     const auto width = [](const ListOperand& operand) { return static_cast<double>(operand.shape.last()); };
     const int multiprocessors = rates.multiprocessors;
@@ -104,43 +117,86 @@ double call_seconds(const ListCall& call, const Mesh& mesh, const StepRates& rat
         if (call.name == "losses and gradients")
             arithmetic += product_gradient_seconds(true, true, N, V, C, rates.products, multiprocessors);
     } else if (call.name == "attention_forward") {
+        part = TimePart::attention;
         arithmetic = attention_seconds(o[0], *call.node, false, rates);
     } else if (call.name == "attention_backward") {
         const auto most = std::ranges::max_element(o, {}, [](const ListOperand& operand) {
             return operand.shape.dimensions() == 4 ? operand.shape.elements() : 0;
         });
+        part = TimePart::attention;
         arithmetic = attention_seconds(*most, *call.node, true, rates);
+    } else {
+        part = TimePart::other;
     }
-    double seconds = std::max({arithmetic, bytes / rates.memory, rates.launch});
+    TimeParts time;
     // An exchange waits: what it computes and what it sends come one after the other.
     if (call.sent > 0) {
         const bool sums = call.name == "all_reduce";
         const double whole =
             static_cast<double>(call.sent) * mesh.tensor / (mesh.tensor - 1) / (sums ? 2 : 1);
-        const double sent = gather_seconds(whole, mesh.tensor, 1, rates) * (sums ? 2 : 1);
-        const bool only_sends = arithmetic == 0;
-        seconds = only_sends ? std::max(sent, rates.launch) : seconds + sent;
+        time[TimePart::tensor_exchange] =
+            std::max(gather_seconds(whole, mesh.tensor, 1, rates) * (sums ? 2 : 1), rates.launch);
+        if (arithmetic == 0) return time;  // it only sends
     }
-    return seconds;
+    time[part] = rates.times[part] * std::max({arithmetic, bytes / rates.memory, rates.launch});
+    return time;
 }
 
 namespace {
+
+// The part of a step to which an action belongs that is no pass. If the compute stream waits for it, it waits for that.
+TimePart part_of(StreamKind stream) {
+    switch (stream) {
+        case StreamKind::compute:
+            return TimePart::update;
+        case StreamKind::communication:
+            return TimePart::data_exchange;
+        case StreamKind::activations_in:
+        case StreamKind::activations_out:
+        case StreamKind::gradients_in:
+        case StreamKind::gradients_out:
+            return TimePart::stages;
+        case StreamKind::copy:
+        case StreamKind::to_device:
+        case StreamKind::from_device:
+        case StreamKind::host:
+            return TimePart::host;
+        case StreamKind::disk_in:
+        case StreamKind::disk_out:
+            return TimePart::disk;
+    }
+    return TimePart::host;
+}
 
 // The durations of a stage's actions.
 class ActionTimes {
   public:
     ActionTimes(const RunPlan& plan, const StepRates& rates) : plan_(plan), rates_(rates) {}
 
-    double operator()(const Action& action) {
-        const Mesh& mesh = plan_.spec.mesh;
-        const Sharding& sharding = mesh.sharding;
+    TimeParts operator()(const Action& action) {
+        TimeParts time;
         switch (action.kind) {
             case ActionKind::forward:
-            case ActionKind::recompute:
             case ActionKind::backward:
             case ActionKind::backward_input:
             case ActionKind::backward_weight:
-                return part_seconds(action);
+                return pass_time(action);
+            case ActionKind::recompute:
+                time[TimePart::recompute] = pass_time(action).total();
+                return time;
+            default:
+                const TimePart part = part_of(action.stream);
+                time[part] = rates_.times[part] * seconds_of(action);
+                return time;
+        }
+    }
+
+  private:
+    // Of an action that is no pass.
+    double seconds_of(const Action& action) {
+        const Mesh& mesh = plan_.spec.mesh;
+        const Sharding& sharding = mesh.sharding;
+        switch (action.kind) {
             case ActionKind::send_activation:
             case ActionKind::send_gradient:
             case ActionKind::receive_activation:
@@ -205,8 +261,7 @@ class ActionTimes {
         }
     }
 
-  private:
-    double part_seconds(const Action& action) {
+    TimeParts pass_time(const Action& action) {
         const RecomputeKind kind = recompute_of(*plan_.outline, plan_.spec.recompute, action.part);
         const auto [found, is_new] =
             known_.try_emplace({plan_.outline->part(action.part).kind, action.kind, kind});
@@ -217,8 +272,13 @@ class ActionTimes {
                            : action.kind == ActionKind::backward       ? lists.backward
                            : action.kind == ActionKind::backward_input ? lists.backward_input
                                                                        : lists.backward_weight;
-        for (const ListCall& call : list) found->second += call_seconds(call, plan_.spec.mesh, rates_);
-        return found->second;
+        TimeParts& time = found->second;
+        for (const ListCall& call : list) time += call_time(call, plan_.spec.mesh, rates_);
+        // Operations hide at most as much of the exchanges as they take themselves.
+        double& exchange = time[TimePart::tensor_exchange];
+        exchange = std::max(rates_.times[TimePart::tensor_exchange] * exchange,
+                            exchange - (time.total() - exchange));
+        return time;
     }
     double transfer_seconds() const {
         const Mesh& mesh = plan_.spec.mesh;
@@ -234,7 +294,7 @@ class ActionTimes {
 
     const RunPlan& plan_;
     const StepRates& rates_;
-    std::map<std::tuple<int, ActionKind, RecomputeKind>, double> known_;
+    std::map<std::tuple<int, ActionKind, RecomputeKind>, TimeParts> known_;
 };
 
 // Runs the lists of all stages: an action begins when its stream is free and the actions that it waits for are done;
@@ -246,19 +306,21 @@ class Simulation {
             ActionTimes time(stage, rates);
             Lane& lane = lanes_.emplace_back();
             for (const Action& action : stage.training.actions) {
-                lane.durations.push_back(time(action));
-                if (action.stream == StreamKind::compute) lane.compute += lane.durations.back();
+                const TimeParts taken = time(action);
+                lane.durations.push_back(taken.total());
+                if (action.stream == StreamKind::compute) lane.parts += taken;
             }
             lane.ends.assign(lane.durations.size(), -1);
+            lane.causes.assign(lane.durations.size(), nothing);
             for (std::size_t i = 0; i < lane.durations.size(); ++i)
                 lane.streams[static_cast<std::size_t>(stage.training.actions[i].stream)].push_back(i);
         }
     }
 
-    // When each stream of each stage ends, and how long the stage computes.
+    // When each stream of each stage ends, and what each stage computes.
     struct Ends {
         std::vector<double> streams;
-        double compute = 0;
+        std::vector<TimeParts> parts;
     };
     Ends run() {
         for (bool moved = true; moved;) {
@@ -272,19 +334,58 @@ class Simulation {
         for (const Lane& lane : lanes_) {
             check(std::ranges::count(lane.ends, -1.0) == 0, "the lists of a step run to their end");
             ends.streams.insert(ends.streams.end(), lane.free.begin(), lane.free.end());
-            ends.compute = std::max(ends.compute, lane.compute);
+            ends.parts.push_back(lane.parts);
         }
         return ends;
     }
 
+    // After run(): adds what a stage's compute stream waits for until the step ends.
+    void add_waits(std::size_t stage, TimeParts& parts) const {
+        const Lane& lane = lanes_[stage];
+        const auto& computed = lane.streams[static_cast<std::size_t>(StreamKind::compute)];
+        double end = 0;
+        for (const std::size_t number : computed) {
+            add_wait(lane, end, lane.ends[number] - lane.durations[number], lane.causes[number], parts);
+            end = lane.ends[number];
+        }
+        // Then it waits for its own streams, and for other stages.
+        const double own = std::ranges::max(lane.free);
+        for (const auto& stream : lane.streams)
+            if (own > end && !stream.empty() && lane.ends[stream.back()] == own) {
+                add_wait(lane, end, own, static_cast<int>(stream.back()), parts);
+                break;
+            }
+        double last = own;
+        for (const Lane& other : lanes_) last = std::max(last, std::ranges::max(other.free));
+        parts[TimePart::stages] += last - std::max(own, end);
+    }
+
   private:
+    static constexpr int nothing = -1;
     struct Lane {
         std::vector<double> durations, ends;
+        std::vector<int> causes;  // the action of this stage for whose end each waited longest, or nothing
         std::array<std::vector<std::size_t>, all_streams.size()> streams;
         std::array<std::size_t, all_streams.size()> next{};
         std::array<double, all_streams.size()> free{};
-        double compute = 0;
+        TimeParts parts;  // of what the stage computes
     };
+
+    // The time from `begin` to `end` in which a lane waits for the action `cause`, and for what that waited for.
+    void add_wait(const Lane& lane, double begin, double end, int cause, TimeParts& parts) const {
+        const std::vector<Action>& actions =
+            stages_[static_cast<std::size_t>(&lane - lanes_.data())].training.actions;
+        while (begin < end && cause != nothing) {
+            const auto number = static_cast<std::size_t>(cause);
+            const double began = std::max(begin, lane.ends[number] - lane.durations[number]);
+            if (began < end) {
+                parts[part_of(actions[number].stream)] += end - began;
+                end = began;
+            }
+            cause = lane.causes[number];
+        }
+        if (begin < end) parts[TimePart::stages] += end - begin;  // another stage computes
+    }
 
     // Runs the next action of a stream, if it can run.
     bool step(std::size_t stage, std::size_t stream) {
@@ -293,19 +394,28 @@ class Simulation {
         const std::size_t number = lane.streams[stream][lane.next[stream]];
         const Action& action = stages_[stage].training.actions[number];
         double begin = lane.free[stream];
+        int cause =
+            lane.next[stream] == 0 ? nothing : static_cast<int>(lane.streams[stream][lane.next[stream] - 1]);
         for (const int earlier : action.after) {
             const double end = lane.ends[static_cast<std::size_t>(earlier)];
             if (end < 0) return false;
-            begin = std::max(begin, end);
+            if (end > begin) {
+                begin = end;
+                cause = earlier;
+            }
         }
         if (const auto sent = source_of(stage, action)) {
             const auto found = sends_.find(*sent);
             if (found == sends_.end()) return false;
-            begin = std::max(begin, found->second);
+            if (found->second > begin) {
+                begin = found->second;
+                cause = nothing;
+            }
         }
         if (action.kind == ActionKind::send_activation || action.kind == ActionKind::send_gradient)
             sends_[key_of(stage, action)] = begin;
         lane.ends[number] = lane.free[stream] = begin + lane.durations[number];
+        lane.causes[number] = cause;
         ++lane.next[stream];
         return true;
     }
@@ -336,9 +446,9 @@ ModelTime model_time(const RunSpec& spec, const DeviceSizes& sizes, const StepRa
     ActionTimes seconds(plan, rates);
     ModelTime time{.activation_bytes = plan.memory.bytes(ArenaKind::activations)};
     for (const Action& action : plan.training.actions) {
-        if (action.kind == ActionKind::forward) time.forward += seconds(action);
+        if (action.kind == ActionKind::forward) time.forward += seconds(action).total();
         if (action.kind == ActionKind::recompute || action.kind == ActionKind::backward)
-            time.backward += seconds(action);
+            time.backward += seconds(action).total();
     }
     return time;
 }
@@ -347,14 +457,39 @@ ModelTime model_time(const RunSpec& spec, const DeviceSizes& sizes, const StepRa
 // step: a disk works once a step. Computing may hide behind a link there, which breadth-first does not carry more for
 // more micro-batches.
 StepTime step_time(const ShortPlans& plans, const StepRates& rates) {
-    const Simulation::Ends first = Simulation(plans.first, rates).run(),
-                           longer = plans.more == 0 ? first : Simulation(plans.second, rates).run();
+    Simulation few(plans.first, rates), many(plans.more == 0 ? plans.first : plans.second, rates);
+    Simulation::Ends first = few.run(), longer = plans.more == 0 ? first : many.run();
     const auto more = static_cast<double>(plans.more);
-    StepTime time{.compute = first.compute + more * (longer.compute - first.compute)};
+    const auto at_length = [&](double a, double b) { return a + more * (b - a); };
+    const auto parts_of = [&](std::size_t stage) {
+        TimeParts parts;
+        for (std::size_t i = 0; i < time_parts; ++i)
+            parts.of[i] = at_length(first.parts[stage].of[i], longer.parts[stage].of[i]);
+        return parts;
+    };
+    StepTime time;
+    std::size_t slowest = 0;
+    for (std::size_t stage = 0; stage < first.parts.size(); ++stage) {
+        const double compute = parts_of(stage).total();
+        if (compute > time.compute) {
+            time.compute = compute;
+            slowest = stage;
+        }
+    }
     time.seconds = time.compute;
     for (std::size_t i = 0; i < first.streams.size(); ++i)
-        time.seconds =
-            std::max(time.seconds, first.streams[i] + more * (longer.streams[i] - first.streams[i]));
+        time.seconds = std::max(time.seconds, at_length(first.streams[i], longer.streams[i]));
+    // The waits of both steps say which share of all waiting is for what.
+    time.parts = parts_of(slowest);
+    TimeParts waits, waits_of_more;
+    few.add_waits(slowest, waits);
+    if (plans.more > 0) many.add_waits(slowest, waits_of_more);
+    for (std::size_t i = 0; i < time_parts; ++i)
+        waits.of[i] =
+            plans.more == 0 ? waits.of[i] : std::max(0.0, at_length(waits.of[i], waits_of_more.of[i]));
+    const double waited = time.seconds - time.compute, all = waits.total();
+    if (waited > 0 && all == 0) time.parts[TimePart::stages] += waited;
+    for (std::size_t i = 0; i < time_parts && all > 0; ++i) time.parts.of[i] += waits.of[i] * waited / all;
     return time;
 }
 

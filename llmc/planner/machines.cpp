@@ -13,6 +13,7 @@
 #include "llmc/core/text.h"
 #include "llmc/device/device.h"
 #include "llmc/device/gpu_sizes.h"
+#include "llmc/planner/published_times.h"
 
 namespace llmc {
 
@@ -152,7 +153,7 @@ constexpr double host_memory_rate = 600e9;
 StepRates peak_rates(const PlannedMachines& machines, DType dtype, bool uses_tf32) {
     const GpuModel& gpu = *machines.gpu;
     const double flops = gpu.peak(dtype, uses_tf32);
-    // Without a link of their own, GPUs of a machine exchange over PCIe.
+    // Without a link of their own, GPUs of a machine exchange over PCIe. Exchanges hide as far as they can.
     return {.products = flops,
             .fp8_products = gpu.fp8,
             .attention = flops,
@@ -164,10 +165,11 @@ StepRates peak_rates(const PlannedMachines& machines, DType dtype, bool uses_tf3
             .disk_read = machines.nvme_read / machines.ranks_of_node,
             .disk_write = machines.nvme_write / machines.ranks_of_node,
             .ranks_of_node = machines.ranks_of_node,
+            .times = {{1, 1, 1, 0, 1, 1, 1, 1, 1, 1}},
             .is_bound = true};
 }
 
-StepRates measured_rates(const PlannedMachines& machines, DType dtype, bool uses_tf32) {
+StepRates expected_rates(const PlannedMachines& machines, DType dtype, bool uses_tf32, bool is_fp8) {
     StepRates rates = peak_rates(machines, dtype, uses_tf32);
     const bool is_ampere = machines.gpu->chip.architecture < 90;
     rates.products *= is_ampere ? 0.87 : 0.8;
@@ -181,6 +183,7 @@ StepRates measured_rates(const PlannedMachines& machines, DType dtype, bool uses
     rates.node = {.bytes = 0.8 * rates.node.bytes, .latency = 3.4e-6};
     rates.network = {.bytes = 0.73 * rates.network.bytes, .latency = 14e-6};
     rates.is_bound = false;
+    rates.times = published_times(*machines.gpu, is_fp8);
     return rates;
 }
 

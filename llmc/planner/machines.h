@@ -48,11 +48,8 @@ PlannedMachines machines_of(const PlanOptions& asked, const Options& options, in
 StepRates peak_rates(const PlannedMachines& machines, DType dtype, bool uses_tf32);
 // The rates that benchmarks reach (ml-engineering's, of 2026): products of large matrices 271 of 312 TFLOP/s on A100
 // and 794 of 989 on H100, 1403 of 1979 there in 8 bits, FlashAttention-2's 155 and 330, rings 0.8 of NVLink,
-// all-reduces over several machines 0.73 of the network; NCCL's latencies.
-StepRates measured_rates(const PlannedMachines& machines, DType dtype, bool uses_tf32);
-// The part of the rates of benchmarks that software reached in published steps, by the geometric mean, and how far the
-// times that follow are from those steps, in the mean (scripts/plan_error.py).
-inline constexpr double software_share = 0.74, time_error = 0.13;
-inline constexpr int published_steps = 37;
+// all-reduces over several machines 0.73 of the network; NCCL's latencies. Published steps take longer than these say,
+// by published_times.h.
+StepRates expected_rates(const PlannedMachines& machines, DType dtype, bool uses_tf32, bool is_fp8);
 
 }  // namespace llmc

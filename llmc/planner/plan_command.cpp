@@ -22,6 +22,7 @@
 #include "llmc/planner/configure.h"
 #include "llmc/planner/foreign_options.h"
 #include "llmc/planner/levers.h"
+#include "llmc/planner/measured.h"
 #include "llmc/planner/plan_report.h"
 #include "llmc/planner/planned_run.h"
 #include "llmc/planner/search.h"
@@ -60,15 +61,18 @@ void write_config(PlannedRun& run) {
 }
 
 int plan(Console& console, const ForeignOptions& foreign) {
-    const std::vector<std::string>& arguments = foreign.arguments;
-    std::string text;
+    std::vector<std::string> arguments = foreign.arguments;
+    std::string text, measured;
     PlannedRun given;
     std::optional<PlannedRun> run;
     if (read(given, arguments, text)) {
         require_new(given.asked.config);
+        if (!given.asked.measured.empty() && !given.asked.measured_ratio())
+            arguments.push_back(fmt::format("--measured=x{}", measured_ratio(arguments, given, measured)));
         run = given.asked.search ? searched_run(arguments) : planned_run(arguments, text);
     }
     if (run) run->notes.insert(run->notes.begin(), foreign.notes.begin(), foreign.notes.end());
+    if (run && !measured.empty()) run->notes.push_back("--measured: " + measured);
     if (run && run->asked.levers && run->needs) run->levers = levers_of(*run);
     if (run && !run->asked.config.empty()) write_config(*run);
     if (!run) {

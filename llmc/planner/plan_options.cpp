@@ -4,6 +4,8 @@
 #include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
+#include <charconv>
+#include <cmath>
 #include <functional>
 #include <string>
 #include <vector>
@@ -32,7 +34,8 @@ double positive(const std::string& name, const std::string& text, const std::opt
 std::optional<double> number_in(const std::string& text) {
     double number{};
     const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-    return error == std::errc() && rest == text.data() + text.size() ? std::optional(number) : std::nullopt;
+    const bool is_number = error == std::errc() && rest == text.data() + text.size() && std::isfinite(number);
+    return is_number ? std::optional(number) : std::nullopt;
 }
 
 }  // namespace
@@ -134,6 +137,10 @@ void add_plan_options(CLI::App& app, PlanOptions& options) {
                "Optimizer of the convention");
     add_number("days", options.days, "N", number_in, "days, such as 30",
                "With --search and --tokens: find the fewest GPUs that end the run in N days");
+    add_text(
+        "measured", options.measured, "RUN|SECONDS|xRATIO",
+        "Multiply all times by how much longer than planned a measured step took: the median step of a run's "
+        "folder, SECONDS of a step of these options, or a known ratio, such as x1.2");
     add_text("from", options.from, "FILE",
              "Take options from a configuration of DeepSpeed (JSON) or Hugging Face Accelerate (YAML); the "
              "command "
@@ -152,6 +159,16 @@ void add_plan_options(CLI::App& app, PlanOptions& options) {
 }
 
 }  // namespace
+
+std::optional<double> PlanOptions::measured_seconds() const {
+    const auto number = number_in(measured);
+    return number && *number > 0 ? number : std::nullopt;
+}
+
+std::optional<double> PlanOptions::measured_ratio() const {
+    const auto number = measured.starts_with('x') ? number_in(measured.substr(1)) : std::nullopt;
+    return number && *number > 0 ? number : std::nullopt;
+}
 
 OtherCommand plan_command_line(PlanOptions& options) {
     return {

@@ -24,7 +24,10 @@ struct PlanOptions {
     std::string convention = "ours", activations = "none", optimizer = "adam";
     bool json = false, search = false, levers = false;
     std::optional<double> days;  // in which the run must end
-    std::string from, config;    // the files of --from (foreign_options.h) and of --write-config
+    // --measured: a run's folder, the seconds of a step, or "x" and how many times as long as planned a step takes.
+    std::string measured;
+    std::optional<double> measured_seconds() const, measured_ratio() const;
+    std::string from, config;  // the files of --from (foreign_options.h) and of --write-config
 };
 
 // The command that has them, with what it writes into `options`, which must outlive it. Values that are out of range

@@ -163,14 +163,18 @@ std::string time_text(const PlannedRun& run) {
     const GpuModel& gpu = *run.machines.gpu;
     const double utilization = *run.flops_per_token() * time.tokens_per_second / run.mesh->world() /
                                gpu.peak(run.spec->dtype, run.options.tf32);
-    const std::optional<double> error = run.error_of_estimate();
-    return fmt::format(
-        "{} a step at least, {} expected: {} tokens/s, {} of each GPU, {:.1f}% of its peak{}{}",
-        human_seconds(*time.bound), human_seconds(time.expected), human_count(time.tokens_per_second),
-        human_count(time.tokens_per_second / run.mesh->world()), 100 * utilization,
-        run.spec->fp8 == Fp8Scaling::none ? "" : " in bf16",
-        error ? fmt::format("; mean error of {} published steps: {:.0f}%", published_steps, 100 * *error)
-              : "");
+    std::string text = fmt::format("{} a step at least, {} expected", human_seconds(*time.bound),
+                                   human_seconds(time.expected));
+    if (time.range)
+        text += fmt::format(", {} to {} by 80% of {}", human_seconds(time.range->low * time.expected),
+                            human_seconds(time.range->high * time.expected), time.range->of);
+    const auto largest =
+        static_cast<std::size_t>(std::ranges::max_element(time.parts->of) - time.parts->of.begin());
+    return text + fmt::format("; {:.0f}% are {}; {} tokens/s, {} of each GPU, {:.1f}% of its peak{}",
+                              100 * time.parts->of[largest] / time.expected,
+                              name_of(static_cast<TimePart>(largest)), human_count(time.tokens_per_second),
+                              human_count(time.tokens_per_second / run.mesh->world()), 100 * utilization,
+                              run.spec->fp8 == Fp8Scaling::none ? "" : " in bf16");
 }
 
 std::string cost_text(const PlannedRun& run, const Cost& cost) {
@@ -252,14 +256,28 @@ Json convention_json(const PlannedRun& run) {
     return json;
 }
 
+std::string_view key_of(TimePart part) {
+    return name_among(part, "products", "attention", "other_operations", "tensor_exchanges", "recomputation",
+                      "update", "waits_for_data_exchanges", "waits_for_stages", "waits_for_host",
+                      "waits_for_disk");
+}
+
 Json time_json(const PlannedRun& run) {
     const std::optional<PlannedTime> time = run.time();
     if (!time) return nullptr;
-    const std::optional<double> error = run.error_of_estimate();
+    Json parts;
+    for (std::size_t i = 0; time->parts && i < time_parts; ++i)
+        parts[key_of(static_cast<TimePart>(i))] = time->parts->of[i];
+    const auto at = [&](double PublishedRange::*share) {
+        return time->range ? Json(*time->range.*share * time->expected) : Json();
+    };
     return {{"bound_seconds", time->bound ? Json(*time->bound) : Json()},
             {"expected_seconds", time->expected > 0 ? Json(time->expected) : Json()},
+            {"low_seconds", at(&PublishedRange::low)},
+            {"high_seconds", at(&PublishedRange::high)},
+            {"range_of", time->range ? Json(time->range->of) : Json()},
             {"tokens_per_second", time->tokens_per_second},
-            {"error", time->bound && error ? Json(*error) : Json()}};
+            {"parts", parts}};
 }
 
 Json cost_json(const PlannedRun& run) {

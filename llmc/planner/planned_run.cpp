@@ -86,14 +86,29 @@ bool has_time(const PlannedRun& run) {
            (run.spec->fp8 == Fp8Scaling::none || run.machines.gpu->fp8 > 0);
 }
 
+// As published steps took, or as one's own did.
+StepTime expected_step(const PlannedRun& run, const ShortPlans& plans) {
+    const RunSpec& spec = *run.spec;
+    StepTime time = step_time(
+        plans, expected_rates(run.machines, spec.dtype, run.options.tf32, spec.fp8 != Fp8Scaling::none));
+    const double ratio = run.asked.measured_ratio().value_or(1);
+    time.seconds *= ratio;
+    for (double& part : time.parts.of) part *= ratio;
+    return time;
+}
+
 std::optional<PlannedTime> estimated_time(const PlannedRun& run, const ShortPlans& plans) {
     if (!has_time(run)) return std::nullopt;
-    const DType dtype = run.spec->dtype;
-    const bool uses_tf32 = run.options.tf32;
-    const double bound = step_time(plans, peak_rates(run.machines, dtype, uses_tf32)).seconds,
-                 expected = step_time(plans, measured_rates(run.machines, dtype, uses_tf32)).seconds /
-                            software_share;
-    return PlannedTime{bound, expected, static_cast<double>(run.spec->global_batch_tokens) / expected};
+    const RunSpec& spec = *run.spec;
+    const StepTime expected = expected_step(run, plans);
+    return PlannedTime{
+        .bound = step_time(plans, peak_rates(run.machines, spec.dtype, run.options.tf32)).seconds,
+        .expected = expected.seconds,
+        .tokens_per_second = static_cast<double>(spec.global_batch_tokens) / expected.seconds,
+        .parts = expected.parts,
+        .range = run.asked.measured.empty()
+                     ? published_range(*run.machines.gpu, spec.dtype, spec.fp8 != Fp8Scaling::none, *run.mesh)
+                     : std::nullopt};
 }
 
 // The time of a step that only a kernel's limit forbids.
@@ -222,6 +237,9 @@ void refuse_unused(const PlannedRun& run) {
     if (asked.lost && !asked.tokens) user_error("--lost is a share of the time for --tokens; leave it out");
     if (asked.price && !asked.tokens && !asked.search)
         user_error("--price is that of a run over --tokens, or of a --search; leave it out");
+    if (!asked.measured.empty() && (run.options.device == "cpu" || is_nominal))
+        user_error("--measured corrects times, and those of {} are not planned; leave it out",
+                   is_nominal ? "a size without an architecture" : "CPUs");
     if (asked.speed && !asked.tokens) user_error("--speed is for the time of --tokens; leave it out");
     if (asked.convention == "ours" && asked.optimizer == "sgd")
         user_error("--convention-optimizer sgd: our runs use AdamW; choose another --memory-convention");
@@ -386,8 +404,7 @@ std::optional<Estimate> estimate_of(const std::vector<std::string>& arguments, b
                           .usable = run.machines.usable,
                           .fits_beside = fit_beside(needs, run.machines)};
         if ((must_fit && !estimate.fits()) || !has_time(run)) return estimate;
-        const StepRates rates = measured_rates(run.machines, spec.dtype, run.options.tf32);
-        estimate.seconds = step_time(plans, rates).seconds / software_share;
+        estimate.seconds = expected_step(run, plans).seconds;
         estimate.tokens_per_second = static_cast<double>(spec.global_batch_tokens) / estimate.seconds;
         return estimate;
     } catch (const UserError&) {  // a rule is broken
@@ -419,14 +436,6 @@ std::optional<PlannedTime> PlannedRun::time() const {
     const double speed = *asked.speed * mesh->world();
     return PlannedTime{.expected = spec ? static_cast<double>(spec->global_batch_tokens) / speed : 0,
                        .tokens_per_second = speed};
-}
-
-// The published steps (docs/published_steps.toml) ran on these GPUs, in bf16.
-std::optional<double> PlannedRun::error_of_estimate() const {
-    if (!estimate || asked.gpu_tflops || asked.gpu_bandwidth) return std::nullopt;
-    const bool is_published = (machines.gpu->name == "A100" || machines.gpu->name == "H100") &&
-                              spec->dtype == DType::bf16 && spec->fp8 == Fp8Scaling::none;
-    return is_published ? std::optional(time_error) : std::nullopt;
 }
 
 std::optional<Cost> PlannedRun::cost() const {

@@ -16,6 +16,7 @@
 #include "llmc/planner/described_models.h"
 #include "llmc/planner/machines.h"
 #include "llmc/planner/plan_options.h"
+#include "llmc/planner/published_times.h"
 #include "llmc/train/options.h"
 
 namespace llmc {
@@ -31,6 +32,8 @@ struct BesideArenas {
 struct PlannedTime {
     std::optional<double> bound{};  // none if the speed was given
     double expected = 0, tokens_per_second = 0;
+    std::optional<TimeParts> parts{};       // of `expected`; none if the speed was given
+    std::optional<PublishedRange> range{};  // none if nobody has published steps of this generation
 };
 
 // The price of training on all tokens (--tokens), with what is lost.
@@ -114,9 +117,8 @@ struct PlannedRun {
     // By --convention-activations by-layer: four times a micro-batch's residual stream (one sequence, unless its size
     // was given), in the dtype of the convention's weights; else none.
     std::optional<double> activation_bytes_of_layer() const;
-    double accelerate_bytes() const;                  // of the model in fp32, as Accelerate counts it
-    std::optional<PlannedTime> time() const;          // none on CPUs, unless the speed is given
-    std::optional<double> error_of_estimate() const;  // in the mean; none where no steps were published
+    double accelerate_bytes() const;          // of the model in fp32, as Accelerate counts it
+    std::optional<PlannedTime> time() const;  // none on CPUs, unless the speed is given
     std::optional<Cost> cost() const;
 
     const StageNeeds& fullest_stage() const {

@@ -38,14 +38,16 @@ struct Candidate {
     double least_seconds = 0;  // no step is faster
 };
 
+StepRates rates_of(const PlannedRun& run) {
+    return expected_rates(run.machines, run.options.compute_dtype(), run.options.tf32,
+                          run.options.fp8 != "none");
+}
+
 // The candidates of one model on one number of GPUs.
 class Candidates {
   public:
     Candidates(const PlannedRun& run, bool uses_bounds)
-        : run_(run),
-          uses_bounds_(uses_bounds),
-          options_(run.options),
-          rates_(measured_rates(run.machines, options_.compute_dtype(), options_.tf32)) {}
+        : run_(run), uses_bounds_(uses_bounds), options_(run.options), rates_(rates_of(run)) {}
 
     std::vector<Candidate> all() {
         const std::int64_t sequences = *options_.global_batch_tokens / options_.sequence_length();
@@ -338,7 +340,7 @@ Search best_meshes(const PlannedRun& run, bool uses_bounds) {
     // Some at a time, so that all processors have work, and the result does not depend on their number.
     constexpr std::size_t at_once = 16;
     for (std::size_t begin = 0; begin < all.size(); begin += at_once) {
-        const double least = all[begin].least_seconds / margin / software_share;
+        const double least = run.asked.measured_ratio().value_or(1) * all[begin].least_seconds / margin;
         if (uses_bounds && search.best.size() == most_best &&
             batch / least < search.best.back().tokens_per_second)
             break;
@@ -398,10 +400,11 @@ class Numbers {
         read(run, with_options(arguments_, open), unused);
         given_ = run.asked;
         of_machine_ = run.machines.gpu->node > 2 ? run.machines.gpu->node : 8;
-        const StepRates rates = measured_rates(run.machines, run.options.compute_dtype(), run.options.tf32);
+        const StepRates rates = rates_of(run);
         const double flops =
             run.options.fp8 == "none" ? rates.products : std::max(rates.products, rates.fp8_products);
-        most_speed_ = flops * software_share / *run.flops_per_token();
+        most_speed_ = flops / rates.times[TimePart::products] / run.asked.measured_ratio().value_or(1) /
+                      *run.flops_per_token();
         Search found = best_meshes(run);
         search_.considered += found.considered;
         search_.simulated += found.simulated;
