@@ -172,6 +172,9 @@ std::string gpus_that_fit(const RunSpec& spec, const FindNeeds& find, std::int64
         if (wider.global_sequences() % wider.mesh.data_ranks() != 0) break;
         // Begin with the given ZeRO stage, and go to higher stages as necessary.
         const std::int64_t first = best_micro_batch(wider, micro_batch);
+        if (wider.pipeline_schedule == PipelineSchedule::interleaved &&
+            wider.rank_sequences() / first % wider.mesh.pipeline != 0)
+            break;
         std::optional<int> stage;
         if (wider.mesh.sharding.stage > 0 && would_fit(wider, find, first)) stage = wider.mesh.sharding.stage;
         if (!stage) stage = stage_that_fits(wider, find, first);

@@ -38,9 +38,12 @@ std::optional<double> number_in(const std::string& text) {
     return is_number ? std::optional(number) : std::nullopt;
 }
 
-}  // namespace
-
-namespace {
+// Bytes of a size with a unit, of at least 0: 512 alone would be half a kilobyte.
+std::optional<double> size_in(const std::string& text) {
+    const auto bytes = parse_bytes(text);
+    const bool has_unit = !text.empty() && (std::isalpha(static_cast<unsigned char>(text.back())) != 0);
+    return bytes && *bytes >= 0 && has_unit ? bytes : std::nullopt;
+}
 
 void add_plan_options(CLI::App& app, PlanOptions& options) {
     using Parse = std::function<std::optional<double>(const std::string&)>;
@@ -79,7 +82,7 @@ void add_plan_options(CLI::App& app, PlanOptions& options) {
         add(name, value, fmt::format("{}: {}", help, fmt::join(choices, ", ")),
             [&to, choices, has_others](const std::string& of, const std::string& text) {
                 const bool is_known = std::ranges::find(choices, text) != choices.end();
-                if (!is_known && !(has_others && parse_bytes(text)))
+                if (!is_known && !(has_others && size_in(text)))
                     user_error("--{}: unknown value '{}'; choose one of: {}{}", of, one_line(text),
                                fmt::join(choices, ", "), has_others ? ", or a size such as 10GB" : "");
                 to = text;
@@ -94,9 +97,9 @@ void add_plan_options(CLI::App& app, PlanOptions& options) {
     add_whole("nodes", options.nodes, "Divide them among N machines (default: 8 GPUs each, of GB200 72)");
     add_number("network", options.network, "N", number_in, "GB/s of a GPU in one direction, such as 50",
                "Network of a GPU in one direction, in GB/s: 50 is 400 Gb/s (default: 50; A100 25)");
-    add_number("host-memory", options.host_bytes, "SIZE", parse_bytes, "a size, such as 512GB",
+    add_number("host-memory", options.host_bytes, "SIZE", size_in, "a size with its unit, such as 512GB",
                "Memory of a machine, such as 2TB (default: on CPUs, what is free on this one)");
-    add_number("nvme-size", options.nvme_bytes, "SIZE", parse_bytes, "a size, such as 2TB",
+    add_number("nvme-size", options.nvme_bytes, "SIZE", size_in, "a size with its unit, such as 2TB",
                "Room on the disks of a machine, such as 2TB, for what is offloaded there");
     add("nvme-speed", "READ,WRITE", "Their speeds together, in GB/s, such as 10,5 (default: 5,2.5)",
         [&options](const std::string& name, const std::string& text) {
@@ -107,7 +110,12 @@ void add_plan_options(CLI::App& app, PlanOptions& options) {
                 !(*options.nvme_write > 0))
                 user_error("--{} '{}' is not two speeds in GB/s, such as 10,5", name, one_line(text));
         });
-    add_number("gpu-memory", options.gpu_gib, "N", number_in, "GiB, such as 79.2",
+    const auto gib_in = [](const std::string& text) {
+        constexpr double most = 1e5;
+        const auto gib = number_in(text);
+        return gib && *gib <= most ? gib : std::nullopt;
+    };
+    add_number("gpu-memory", options.gpu_gib, "N", gib_in, "GiB of one GPU, such as 79.2",
                "GiB of a GPU that a process sees, in place of the table's");
     add_number("gpu-tflops", options.gpu_tflops, "N", number_in, "TFLOP/s, such as 989",
                "Dense bf16 TFLOP/s of a GPU, in place of the table's");

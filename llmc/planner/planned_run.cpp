@@ -194,7 +194,7 @@ void plan_nominal(PlannedRun& run) {
                                  .shards = ranks / divisions,
                                  .offload = options.offload()}};
     const std::optional<ConventionalMemory> memory = run.convention();
-    run.verdict = !memory || memory->fits || run.described ? Verdict::fits : Verdict::does_not_fit;
+    run.verdict = !memory || memory->fits ? Verdict::fits : Verdict::does_not_fit;
     if (!run.machines.gpu) std::ranges::move(offload_without_effect(options), std::back_inserter(run.notes));
     if (run.verdict != Verdict::does_not_fit) return;
     const auto exceeds = [&](std::string_view rule, double gb, double left, int sharing, std::string change) {

@@ -22,6 +22,7 @@ Generation generation_of(const GpuModel& gpu) {
         case 90:
             return Generation::hopper;
         case 100:
+        case 103:
             return Generation::blackwell;
         default:
             return Generation::unpublished;
