@@ -33,12 +33,20 @@ class Peak {
             for (const BufferUse& use : actions[i].writes) see(i, use, true);
         }
         for (const auto& [place, values] : alive_) end(values);
-        std::vector<std::size_t> in_use(actions.size(), always_in_use());
+        std::vector<std::size_t> begin(actions.size() + 1),
+            end(actions.size() + 1);  // bytes that do so at an action
         for (const Values& values : all_) {
-            for (std::size_t i = values.first; i <= values.last; ++i) in_use[i] += values.bytes;
+            begin[values.first] += values.bytes;
+            end[values.last + 1] += values.bytes;
         }
-        const auto most = std::ranges::max_element(in_use);
-        return {static_cast<std::size_t>(most - in_use.begin()), *most};
+        ActivationPeak peak{};
+        std::size_t in_use = always_in_use();
+        for (std::size_t i = 0; i < actions.size(); ++i) {
+            in_use += begin[i];
+            in_use -= end[i];
+            if (in_use > peak.bytes) peak = {i, in_use};
+        }
+        return peak;
     }
 
   private:
