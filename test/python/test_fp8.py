@@ -102,7 +102,7 @@ def test_a_plan_has_the_rate_of_8_bits():
         result = program.run("plan", "--model=llama3-8b", "--gpus=64", "--zero-stage=3", "--seq-len=8192",
                              "--global-batch-tokens=4194304", f"--precision={precision}", "--json")
         seconds[precision] = json.loads(result.stdout)["time"]["expected_seconds"]
-    assert 0.75 < seconds["te-fp8"] / seconds["bf16"] < 0.9
+    assert 0.6 < seconds["te-fp8"] / seconds["bf16"] < 0.9
 
 
 @pytest.mark.parametrize("options, line", [

@@ -45,7 +45,21 @@ TEST(StepTime, OfOneRankIsThatOfItsOperations) {
     const double flops = training_flops_per_token(spec_of({}, 1, {}).model) * 4 * 8 * 1024;
     EXPECT_GT(time.seconds, flops / rates.products);
     EXPECT_LT(time.seconds, 1.05 * flops / rates.products);
-    EXPECT_EQ(time.seconds, time.compute);
+    EXPECT_NEAR(time.seconds, time.compute, 1e-9 * time.seconds);
+}
+
+// What a stage computes, and what it waits for.
+TEST(StepTime, PartsAddUp) {
+    for (const Mesh& mesh : {Mesh{}, Mesh{.pipeline = 4}, Mesh{.tensor = 5},
+                             Mesh{.sharding = {.stage = 3, .shards = 8, .reduces_each_micro_batch = true}}}) {
+        for (const std::int64_t micro_batches : {4, 100}) {
+            const StepTime time = time_of(mesh, micro_batches, peaks);
+            EXPECT_NEAR(time.parts.total(), time.seconds, 1e-9 * time.seconds);
+            EXPECT_EQ(time.parts[TimePart::tensor_exchange] > 0, mesh.tensor > 1);
+            EXPECT_EQ(time.parts[TimePart::stages] > 0, mesh.pipeline > 1);
+            EXPECT_EQ(time.parts[TimePart::data_exchange] > 0, mesh.sharding.shards > 1);
+        }
+    }
 }
 
 TEST(StepTime, GrowsEvenlyWithMicroBatches) {
