@@ -72,9 +72,6 @@ def around(renderer, special):
         return [*found, text]
 
     asked, answered, instructed = pieces("U", True), pieces("UAU", True), pieces("SU", True)
-    begin = special.get("bos_token", "")
-    if not (begin and asked[0].startswith(begin) and instructed[0].startswith(begin)):
-        begin = ""
     # What stands behind a message is seen where the text ends with it, if it goes on from there.
     user_end, answer_end = pieces("U", False)[1], pieces("UA", False)[2]
     if not asked[1].startswith(user_end):
@@ -86,14 +83,18 @@ def around(renderer, special):
         user_begin = os.path.commonprefix([text[::-1] for text in (asked[0], answered[2], instructed[1])])[::-1]
     if not (asked[0].endswith(user_begin) and instructed[1].endswith(user_begin) and answered[1].startswith(user_end)):
         raise NoFormat("what stands around a message depends on the others")
-    default = asked[0][len(begin):len(asked[0]) - len(user_begin)]
+    before = asked[0].removesuffix(user_begin)
+    begin = special.get("bos_token", "")
+    # If each message begins with it, as with <|im_start|>, it is a part of the messages.
+    if not begin or user_begin.startswith(begin) or not (before.startswith(begin) and instructed[0].startswith(begin)):
+        begin = ""
     return {
         "begin": begin,
         "system": [instructed[0][len(begin):], instructed[1].removesuffix(user_begin)],
         "user": [user_begin, user_end],
         "assistant": [answered[1].removeprefix(user_end), answered[2].removesuffix(user_begin)],
         "generation": asked[1].removeprefix(user_end),
-        "default_system": default or None,
+        "default_system": before.removeprefix(begin) or None,
         "trims": trims(renderer)}
 
 

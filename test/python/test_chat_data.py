@@ -327,7 +327,9 @@ CHATML_FORMAT = {"begin": "", "system": ["<|im_start|>system\n", "<|im_end|>\n"]
     (CHATML + "{% if not add_generation_prompt %}{{ eos_token }}{% endif %}", CHATML_FORMAT),
     (TRIMMED, {"begin": "<s>", "system": ["26 Jul 2024|[system]", "<|im_end|>"], "user": ["[user]", "<|im_end|>"], "assistant": ["[assistant]", "<|im_end|>"],
                "generation": "[assistant]", "default_system": "26 Jul 2024|", "trims": True, "date": "2024-07-26"}),
-], ids=["ChatML", "a default", "an end", "trimmed"])
+    # Each message begins with bos_token, as with SmolLM2's.
+    (CHATML.replace("<|im_start|>", "<s>"), {key: json.loads(json.dumps(part).replace("<|im_start|>", "<s>")) for key, part in CHATML_FORMAT.items()}),
+], ids=["ChatML", "a default", "an end", "trimmed", "a begin token for each"])
 def test_the_format(tmp_path, model, template, wanted):
     found = format_of(model(template))
     assert found == {"template": chat_format.checksum(template), **wanted}
