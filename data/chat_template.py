@@ -14,9 +14,12 @@ import resource
 import select
 import subprocess
 import sys
+import time
 
-SECONDS = 10  # for one conversation, and for the compilation
+SECONDS = 10  # for one text, and for the compilation
 MEMORY = 1 << 30  # bytes of address space
+LARGEST = 32_000_000  # characters of a text
+TOO_MUCH = {"error": f"takes more than {MEMORY >> 20} MiB of memory"}
 SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -71,12 +74,13 @@ class Renderer:
         self.process = subprocess.Popen(
             [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             env={"PYTHONPATH": os.pathsep.join(sys.path)}, start_new_session=True)  # (Ctrl-C is not for that process)
+        self.place = ""  # of the conversation that is rendered, in words, if it has one
         self.is_marked = self.ask({"template": template, "special": special, "date": date})["marked"]
 
     def render(self, *requests):
         """Each request is (messages, whether an answer is to follow, tools). Returns (text, marks) of each; marks are
         the places [begin, end] that {% generation %} encloses, in characters. Raises Refused."""
-        return [self.answer_of(found) for found in self.ask(requests)]
+        return [self.answer_of(self.ask(request)) for request in requests]
 
     @staticmethod
     def answer_of(found):
@@ -85,25 +89,33 @@ class Renderer:
         return found["text"], found["marks"]
 
     def ask(self, request):
-        from terminal import fail
         try:
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
             self.process.stdin.flush()
         except BrokenPipeError:
             pass  # the answer is missing, too
-        answer = b""
+        answer, deadline = bytearray(), time.monotonic() + SECONDS
         while not answer.endswith(b"\n"):
-            if not select.select([self.process.stdout], [], [], SECONDS)[0]:
-                self.process.kill()
-                fail(f"the chat template took longer than {SECONDS} seconds; give another one with --template FILE")
+            if not select.select([self.process.stdout], [], [], max(deadline - time.monotonic(), 0))[0]:
+                self.fail(f"took longer than {SECONDS} seconds")
             block = os.read(self.process.stdout.fileno(), 1 << 20)
             if not block:
-                fail("the chat template ended its process; give another one with --template FILE")
+                self.fail("ended its process")
             answer += block
+            if len(answer) > MEMORY:
+                self.fail(TOO_MUCH["error"])
         found = json.loads(answer)
-        if isinstance(found, dict) and "error" in found:
-            fail(f"the chat template {found['error']}; give another one with --template FILE")
+        if "error" in found:
+            self.fail(found["error"])
         return found
+
+    def fail(self, what):
+        from terminal import fail
+        self.process.kill()
+        if self.place:
+            fail(f"{self.place}: the chat template {what}; leave this conversation out, or give another template with "
+                 "--template FILE")
+        fail(f"the chat template {what}; give another one with --template FILE")
 
     def close(self):
         self.process.kill()
@@ -126,7 +138,7 @@ def environment_of(date):
         """{% generation %} .. {% endgeneration %}: notes where the text between them is."""
 
         tags = {"generation"}
-        seen, written, found = False, [], []
+        seen, written, size, found = False, [], 0, []
 
         def parse(self, parser):
             Marks.seen = True
@@ -135,7 +147,7 @@ def environment_of(date):
             return jinja2.nodes.CallBlock(self.call_method("note"), [], [], body).set_lineno(line)
 
         def note(self, caller):
-            text, begin = caller(), sum(map(len, Marks.written))
+            text, begin = caller(), Marks.size
             Marks.found.append([begin, begin + len(text)])
             return text
 
@@ -153,10 +165,13 @@ def environment_of(date):
 
 
 def rendered(template, marks, special, messages, answers, tools):
-    marks.written, marks.found = [], []
+    marks.written, marks.size, marks.found = [], 0, []
     shown = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": answers, **special}
     for block in template.generate(shown):
         marks.written.append(block)
+        marks.size += len(block)
+        if marks.size > LARGEST:
+            return {"error": f"writes more than {LARGEST:,} characters"}
     return {"text": "".join(marks.written), "marks": marks.found}
 
 
@@ -165,14 +180,13 @@ def attempt(compute, *arguments):
     try:
         return compute(*arguments)
     except MemoryError:
-        return {"error": f"takes more than {MEMORY >> 20} MiB of memory"}
+        return TOO_MUCH
     except Exception as error:  # whatever a template raises
         return {"refused": (str(error).strip() or type(error).__name__).splitlines()[0][:200]}
 
 
 def serve():
-    """Answers each line of standard input with a line: first {"template", "special", "date"}, then lists of
-    requests."""
+    """Answers each line of standard input with a line: first {"template", "special", "date"}, then requests."""
     def next_request():
         return json.loads(sys.stdin.buffer.readline() or b"null")
 
@@ -191,9 +205,13 @@ def serve():
     if isinstance(template, dict):
         template = {"error": f"is no Jinja ({template['refused']})"} if "refused" in template else template
     answer(template if isinstance(template, dict) else {"marked": marks.seen})
-    while requests := next_request():
-        found = [attempt(rendered, template, marks, begin["special"], *request) for request in requests]
-        answer(next((each for each in found if "error" in each), found))
+    request = begin
+    while request:
+        try:
+            if request := next_request():
+                answer(attempt(rendered, template, marks, begin["special"], *request))
+        except MemoryError:  # a long conversation, or its text
+            answer(TOO_MUCH)
 
 
 if __name__ == "__main__":

@@ -82,15 +82,33 @@ def texts_in(value):
             yield from texts_in(entry)
 
 
-def shorter(messages):
-    """The conversation without one of its turns: of those in the middle the oldest, then the first one. A turn is what
-    a user says, with all that follows. None if there is only one turn."""
+def turns_of(messages):
+    """Where the turns of a conversation begin. A turn is what a user says, with all that follows."""
     head = next((i for i, message in enumerate(messages) if message["role"] not in INSTRUCTIONS), 0)
-    begins = [i for i in range(head, len(messages)) if i == head or messages[i]["role"] == "user"]
-    if len(begins) < 2:
-        return None
-    first = 1 if len(begins) > 2 else 0
-    return messages[:begins[first]] + messages[begins[first + 1]:]
+    return [i for i in range(head, len(messages)) if i == head or messages[i]["role"] == "user"]
+
+
+def without(count, messages, turns):
+    """The conversation without so many of its turns: of those in the middle the oldest, then the first one."""
+    first = int(count < len(turns) - 1)
+    return messages[:turns[first]] + messages[turns[first + count]:]
+
+
+def first_true(holds, count, guess):
+    """The first of `count` numbers from 0 for which holds(number), which then holds for those behind it; `count` if
+    there is none. It asks near the guess first."""
+    below, found, step, number = -1, count, 1, min(guess, count - 1)
+    while found - below > 1:
+        if holds(number):
+            found = number
+        else:
+            below = number
+        if found == count:
+            number = min(below + step, count - 1)
+        else:
+            number = max(found - step, 0) if below < 0 else (below + found) // 2
+        step *= 2
+    return found
 
 
 class Conversations:
@@ -103,6 +121,7 @@ class Conversations:
         self.renderer = Renderer(template, special, date)
         self.library = tokenizer.of_special_tokens()
         self.written = tokenizer.special()
+        self.most_characters = most_tokens * tokenizer.longest()  # of a text that may have so few tokens
 
     def __reduce__(self):
         return Conversations, self.arguments
@@ -124,6 +143,7 @@ class Conversations:
 
     def encode_line(self, line, place):
         messages, tools = read(line, place)
+        self.renderer.place = place
         counts = collections.Counter()
         while messages and messages[-1]["role"] != ANSWERS:  # nothing answers these
             messages.pop()
@@ -141,39 +161,49 @@ class Conversations:
         if any(special in text for text in texts_in([messages, tools]) for special in self.written):
             counts[SPECIAL] += 1
             return []
-        if self.whole(messages, tools) is None:
-            answers = [messages[:i + 1] for i, message in enumerate(messages) if message["role"] == ANSWERS]
-            rows = [self.fitting(answer, tools, counts, self.last_answer) for answer in answers]
-        else:
-            rows = [self.fitting(messages, tools, counts, self.whole)]
+        whole = self.whole(messages, tools)
+        rows, left = [], 0
+        for i, message in enumerate(messages):
+            if message["role"] == ANSWERS and (not whole or i == len(messages) - 1):
+                row, left = self.fitting(messages[:i + 1], tools, counts, whole, left)
+                rows.append(row)
         kept = [row for row in rows if row is not None]
         counts[LONG] += len(rows) - len(kept)
         silent = [not (row & COUNTED).any() for row in kept]
         counts[SILENT] += bool(silent) and all(silent)
         return [row for row, is_silent in zip(kept, silent) if not is_silent]
 
-    def fitting(self, messages, tools, counts, render):
-        """The row of a conversation, without as many turns as must leave; None if one turn is too long."""
-        turns = 0
-        while messages:
-            row = self.encode(*(render(messages, tools) or self.last_answer(messages, tools)))
-            if len(row) <= self.most_tokens:
-                counts.update({SHORTENED: turns > 0, TURNS: turns})
-                return row
-            messages, turns = shorter(messages), turns + 1
-        return None
+    def fitting(self, messages, tools, counts, whole, guess):
+        """The row of a conversation, without as many turns as must leave, and how many those are. None for the row if one
+        turn is too long. `whole` is what whole() says; None if only the last answer counts."""
+        turns = turns_of(messages)
+
+        def fits(count):
+            (text, _), = self.renderer.render((without(count, messages, turns), False, tools))
+            return len(text) <= self.most_characters and len(self.tokens(text)) <= self.most_tokens
+
+        left = first_true(fits, len(turns), guess)
+        if left == len(turns):
+            return None, left
+        counts.update({SHORTENED: left > 0, TURNS: left})
+        messages = without(left, messages, turns)
+        if whole and left:
+            whole = self.whole(messages, tools)
+        return self.encode(*(whole or self.last_answer(messages, tools))), left
 
     def whole(self, messages, tools):
         """The text of a conversation that ends with an answer, and the places of all answers in it. None if the text up
         to an answer changes when it goes on."""
         if self.renderer.is_marked:
             return self.renderer.render((messages, False, tools))[0]
-        answers = [i for i, message in enumerate(messages) if message["role"] == ANSWERS]
-        found = self.renderer.render(*(request for i in answers for request in (
-            (messages[:i], True, tools), (messages[:i + 1], False, tools))))
-        texts = [text for text, _ in found]
-        places = [self.added(asked, answered) for asked, answered in zip(texts[::2], texts[1::2])]
-        return (texts[-1], places) if all(map(texts[-1].startswith, texts[1::2])) else None
+        text, places, goes_on = None, [], True
+        for i in reversed(range(len(messages))):
+            if messages[i]["role"] == ANSWERS:
+                answered, place = self.last_answer(messages[:i + 1], tools)
+                text = text or answered
+                places += place
+                goes_on &= text.startswith(answered)
+        return (text, places) if goes_on else None
 
     def last_answer(self, messages, tools):
         """The text of a conversation, and the place of its last answer."""
@@ -186,9 +216,12 @@ class Conversations:
             raise Unlike
         return [len(asked), len(answered)]
 
+    def tokens(self, text):
+        return self.library.encode(text, add_special_tokens=False)
+
     def encode(self, text, places):
         """The row of a text. A token counts if its first byte is in one of the places, given in characters."""
-        encoding = self.library.encode(text, add_special_tokens=False)
+        encoding = self.tokens(text)
         row = np.array(encoding.ids, np.uint32)
         begins = np.array([begin for begin, _ in encoding.offsets], np.int64)
         for first, end in places:

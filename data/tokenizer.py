@@ -7,6 +7,7 @@ vocab.bpe, from which the same is made here.
 import functools
 import hashlib
 import json
+import math
 import os
 import pathlib
 
@@ -69,6 +70,12 @@ class BpeTokenizer(Tokenizer):
     def special(self):
         """The texts of the special tokens."""
         return [added["content"] for added in added_of(self.parts) if added.get("special")]
+
+    def longest(self):
+        """The most bytes of a text that one token can stand for."""
+        if any(added.get("lstrip") or added.get("rstrip") for added in added_of(self.parts)):
+            return math.inf  # it takes all spaces around it
+        return max(map(len, [*self.parts["model"]["vocab"], *(added["content"] for added in added_of(self.parts))]))
 
     def of_special_tokens(self):
         """The library's tokenizer, which finds special tokens in a text."""

@@ -1,6 +1,7 @@
 """data/chat.py: rows of conversations, what the loss counts in them, what is left out, and what stands around each role's text.
 The templates are short ones of the kinds that models have."""
 
+import contextlib
 import json
 import random
 import re
@@ -14,6 +15,7 @@ from dataset_scripts import manifest_of, refused_here, results_in, rows_of, run_
 
 import chat_format  # noqa: E402  (of data/, where dataset_scripts looks)
 import chat_template  # noqa: E402
+import conversations  # noqa: E402
 import encode  # noqa: E402
 import tokenizer  # noqa: E402
 import tokenizer_checksum  # noqa: E402
@@ -197,6 +199,28 @@ def test_rows_of_one_answer_are_shortened_too(tmp_path, model):
     assert [counted for _, counted in rows] == [f"x</think>{letter}!<|im_end|>\n" for letter in "abc"]
 
 
+def test_the_first_number_is_found_near_the_guess():
+    for count in range(1, 40):
+        for first in range(count + 1):
+            for guess in range(count + 1):
+                asked = []
+                found = conversations.first_true(lambda number: asked.append(number) or number >= first, count, guess)
+                assert found == first and set(asked) < set(range(count + 1)) and len(asked) <= 2 + 2 * abs(first - guess).bit_length()
+
+
+@pytest.mark.parametrize("template, most", [(CHATML, 2.2), (THINKING, 12)], ids=["whole", "a row for each"])
+def test_a_long_conversation_needs_few_renderings(tmp_path, model, monkeypatch, template, most):
+    """For each turn those up to its answer, and not again for each turn that leaves."""
+    asked, ask, answers = [], chat_template.Renderer.ask, ["hm</think>" * (template == THINKING) + f"b{i}" for i in range(100)]
+    monkeypatch.setattr(chat_template.Renderer, "ask", lambda self, request: asked.append(request) or ask(self, request))
+    monkeypatch.setattr(chat_format, "DRAWN", 0)
+    rows = rows_made(tmp_path, model(template), [talk(*(text for answer in answers for text in ("a?", answer)))], "--max-tokens", 300)
+    assert len(rows) == (100 if template == THINKING else 1) and rows[-1][1].endswith("b99<|im_end|>\n")
+    assert 200 < len(asked) < most * 100 + 40 and counts_of(tmp_path)["shortened"]
+    size = len(rows_of(tmp_path / "out", "train")[-1][0])
+    assert 250 < size <= 300
+
+
 def test_templates_see_what_transformers_shows_them(tmp_path, model):
     """Blocks leave no white space; loops can break; JSON is not escaped for HTML; tools and other keys are there."""
     template = ("{% for message in messages %}\n    {% if loop.index0 == 2 %}\n        {% break %}\n    {% endif %}\n"
@@ -268,6 +292,7 @@ def test_wrong_lines(tmp_path, model, line, fault, processes):
     ("{{ 10 ** (10 ** 9) }}", "the chat template took longer than 1 seconds"),
     ("{% set n = namespace(a='a' * 1000) %}{% for i in range(40) %}{% set n.a = n.a + n.a %}{% endfor %}{{ n.a }}",
      "the chat template takes more than 1024 MiB of memory"),
+    (CHATML + "{{ messages[0].content * 40000000 }}", "the chat template writes more than 32,000,000 characters"),
     ("{% for", "the chat template is no Jinja ("), ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "the chat template is no Jinja ("),
     ("{{ messages.append(1) }}", "is unsafe"), ("{{ ''.__class__.__mro__ }}", "is unsafe"), ("{% include '/etc/passwd' %}", "no loader"),
     ("{{ lipsum.__globals__['os'].system('true') }}", "is unsafe"),
@@ -283,15 +308,39 @@ def test_wrong_templates(tmp_path, model, monkeypatch, template, fault):
     assert not (tmp_path / "out").exists() or not [name for name in results_in(tmp_path / "out") if not name.startswith(".")]
 
 
-def test_a_template_can_open_no_file(tmp_path, model, monkeypatch):
-    """Even if it came out of the sandbox."""
-    monkeypatch.setattr(chat_template, "__file__", str(tmp_path / "escaped.py"))
-    source = (program.ROOT / "data/chat_template.py").read_text()
-    (tmp_path / "escaped.py").write_text(source.replace("raise_exception=raise_exception", "raise_exception=lambda path: open(path).read()"))
-    renderer = chat_template.Renderer("{{ raise_exception('/etc/hostname') }}", {}, "2024-07-26")
-    with pytest.raises(chat_template.Refused, match="Too many open files"):
+@pytest.fixture
+def escaped(tmp_path, monkeypatch):
+    """Makes a renderer whose template came out of the sandbox: `does` is what raise_exception does, in Python."""
+    def made(does, template="{{ raise_exception(1) }}", memory="1 << 30"):
+        monkeypatch.setattr(chat_template, "__file__", str(tmp_path / "escaped.py"))
+        source = (program.ROOT / "data/chat_template.py").read_text().replace("raise_exception=raise_exception", f"raise_exception=lambda given: {does}")
+        (tmp_path / "escaped.py").write_text(source.replace("MEMORY = 1 << 30", f"MEMORY = {memory}"))
+        return chat_template.Renderer(template, {}, "2024-07-26")
+    return made
+
+
+def test_a_template_can_open_no_file(escaped):
+    with contextlib.closing(escaped("open('/etc/hostname').read()")) as renderer, pytest.raises(chat_template.Refused, match="Too many open files"):
         renderer.render(([], False, None))
-    renderer.close()
+
+
+def test_the_limit_of_time_is_that_of_a_text(escaped, monkeypatch):
+    """However many there are, and even if a part of it comes now and then."""
+    monkeypatch.setattr(chat_template, "SECONDS", 1)
+    with contextlib.closing(escaped("time.sleep(0.05)")) as renderer:
+        assert len(renderer.render(*[([], False, None)] * 25)) == 25
+    slow = "[(sys.stdout.buffer.write(b' '), sys.stdout.flush(), time.sleep(0.4)) for _ in range(8)]"
+    with contextlib.closing(escaped(slow)) as renderer, pytest.raises(SystemExit, match="took longer than 1 seconds"):
+        renderer.render(([], False, None))
+
+
+def test_a_conversation_that_takes_too_much_is_named(tmp_path, model, escaped):
+    template = "{{ (messages[0].content * 9000000000)[:1] if messages[0].content == '!' }}" + CHATML
+    text = refused_here(*options_of(tmp_path, model(template), [talk("a", "b"), talk("!", "b")]))
+    assert "talks.jsonl, line 3: the chat template takes more than 1024 MiB of memory; leave this conversation out, or give another template" in text
+    # The request itself.
+    with contextlib.closing(escaped("given", "a", "1 << 27")) as renderer, pytest.raises(SystemExit, match="takes more than 128 MiB of memory"):
+        renderer.render(([{"role": "user", "content": "a" * 100_000_000}], False, None))
 
 
 @pytest.mark.parametrize("options, fault", [
