@@ -7,6 +7,7 @@ some templates leave out earlier thoughts, each answer has a row in which it alo
 
 import collections
 import contextlib
+import functools
 import json
 
 import numpy as np
@@ -119,7 +120,9 @@ class Conversations:
         self.arguments = tokenizer, template, special, date, most_tokens
         self.tokenizer, self.template, self.special, self.most_tokens = tokenizer, template, special, most_tokens
         self.renderer = Renderer(template, special, date)
-        self.library = tokenizer.of_special_tokens()
+        library = tokenizer.of_special_tokens()
+        # A text is measured before it becomes a row.
+        self.encoding = functools.lru_cache(2)(lambda text: library.encode(text, add_special_tokens=False))
         self.written = tokenizer.special()
         self.most_characters = most_tokens * tokenizer.longest()  # of a text that may have so few tokens
 
@@ -180,7 +183,7 @@ class Conversations:
 
         def fits(count):
             (text, _), = self.renderer.render((without(count, messages, turns), False, tools))
-            return len(text) <= self.most_characters and len(self.tokens(text)) <= self.most_tokens
+            return len(text) <= self.most_characters and len(self.encoding(text)) <= self.most_tokens
 
         left = first_true(fits, len(turns), guess)
         if left == len(turns):
@@ -216,12 +219,9 @@ class Conversations:
             raise Unlike
         return [len(asked), len(answered)]
 
-    def tokens(self, text):
-        return self.library.encode(text, add_special_tokens=False)
-
     def encode(self, text, places):
         """The row of a text. A token counts if its first byte is in one of the places, given in characters."""
-        encoding = self.tokens(text)
+        encoding = self.encoding(text)
         row = np.array(encoding.ids, np.uint32)
         begins = np.array([begin for begin, _ in encoding.offsets], np.int64)
         for first, end in places:
