@@ -17,7 +17,7 @@ from documents import to_bytes
 from shards import COUNTED, ROW
 from terminal import fail
 
-SPEAKERS = {"human": "user", "gpt": "assistant"}  # the names of roles where a message is {"from", "value"}
+SPEAKERS = {"human": "user", "gpt": "assistant"}  # other names of roles, mostly where a message is {"from", "value"}
 ANSWERS = "assistant"
 INSTRUCTIONS = ("system", "developer")
 
@@ -40,9 +40,13 @@ def read(line, place):
         fail(f"{place}: not JSON; a .jsonl file has one conversation per line")
     if not isinstance(entry, dict):
         fail(f"{place}: not an object; a conversation is one with `messages`")
-    messages = entry.get("messages", entry.get("conversations"))
+    messages = entry.get("messages")
+    if messages is None:
+        messages = entry.get("conversations")
     if messages is None and {"prompt", "completion"} <= entry.keys():
-        messages = [{"role": "user", "content": entry["prompt"]}, {"role": ANSWERS, "content": entry["completion"]}]
+        parts = ("user", entry["prompt"]), (ANSWERS, entry["completion"])
+        messages = [message for role, part in parts
+                    for message in (part if isinstance(part, list) else [{"role": role, "content": part}])]
     if not isinstance(messages, list):
         fail(f"{place}: no list in `messages` or `conversations`, and no `prompt` with `completion` (its fields: "
              f"{', '.join(sorted(entry))})")
@@ -54,11 +58,10 @@ def message_of(message, place):
     """A message as templates take it. Like transformers, without the keys whose value is null."""
     message = {key: value for key, value in message.items() if value is not None} if isinstance(message, dict) else {}
     if "from" in message and "role" not in message:
-        speaker = message.pop("from")
-        message["role"] = SPEAKERS.get(speaker, speaker) if isinstance(speaker, str) else speaker
-        message["content"] = message.pop("value", None)
+        message["role"], message["content"] = message.pop("from"), message.pop("value", None)
     if not isinstance(message.get("role"), str):
         fail(f"{place}: no role; each message has `role` and `content`, or `from` and `value`")
+    message["role"] = SPEAKERS.get(message["role"], message["role"])
     content = message.get("content")
     if not isinstance(content, str) and not (content is None and message.get("tool_calls")):
         fail(f"{place}: its content is not text")

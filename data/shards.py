@@ -145,8 +145,10 @@ def keep_whole_shards(folder, manifest):
 
 @contextlib.contextmanager
 def locked(folder):
-    """Keeps other runs from writing into the folder while the block runs. Creates the folder if it is missing."""
+    """Keeps other runs from writing into the folder while the block runs. Creates the folder if it is missing, and
+    removes it again if nothing was written."""
     try:
+        made = [path for path in (folder, *folder.parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)
         lock = open(folder / ".lock", "w")
     except OSError as error:
@@ -156,7 +158,14 @@ def locked(folder):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             fail(f"another run is writing into {folder}; wait for it, or give another --out")
-        yield
+        try:
+            yield
+        finally:
+            if made and os.listdir(folder) == [".lock"]:
+                os.unlink(folder / ".lock")
+                with contextlib.suppress(OSError):  # another file may be there
+                    for path in made:
+                        path.rmdir()
 
 
 def in_utf8(value):
