@@ -117,6 +117,23 @@ def read_json(path, default=None):
     return value
 
 
+def token_ids(folder, key):
+    """The tokens that a folder names, such as those that end an answer (eos_token_id): a number or a list of them in
+    generation_config.json, else in config.json. Null and an empty list name none."""
+    for name in ("generation_config.json", "config.json"):
+        found = read_json(folder / name, {}).get(key)
+        ids = found if isinstance(found, list) else [found] * (found is not None)
+        if any(type(id) is not int for id in ids):
+            fail(f"{folder / name}: {key} is {json.dumps(found)}, which is no token and no list of them; correct it")
+        if ids:
+            return ids
+    return []
+
+
+def refuse_token(folder, id):
+    fail(f"{folder} names the token {id}, which its tokenizer does not have; {AGAIN}")
+
+
 class Weights:
     """The tensors of a folder: names, shapes, and arrays in fp32."""
 

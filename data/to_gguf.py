@@ -61,7 +61,8 @@ class Model:
         for key, value in {**names.FIXED_FOR_ALL, **kind.fixed}.items():
             if given.get(key, value) != value:
                 self.refuse(f"{key} is {given[key]}, but GGUF has only {value}; give another model")
-        if set(given.get("layer_types", [])) - {"full_attention"} or "quantization_config" in given:
+        layers = given.get("layer_types", [])
+        if not isinstance(layers, list) or any(layer != "full_attention" for layer in layers) or "quantization_config" in given:
             self.refuse("layer_types or quantization_config is given, and GGUF has no such model; give another model")
         self.tied = given.get("tie_word_embeddings", kind.name == "gpt2")
         if kind.name == "gpt2":
@@ -89,8 +90,12 @@ class Model:
             if self.weights.shape(name) != tensor.shape:
                 fail(f"{self.folder} has {name} of the shape {self.weights.shape(name)}, but its config.json says {tensor.shape}; {AGAIN}")
             found.append((tensor, name))
-        if strange := there.keys() - {names.HEAD[0]}:
-            fail(f"{self.folder} has the tensor {min(strange)}, which {self.architecture.its_class} does not have; give another model")
+        head, table = there.pop(names.HEAD[0], None), found[0][1]
+        if there:
+            fail(f"{self.folder} has the tensor {min(there)}, which {self.architecture.its_class} does not have; give another model")
+        if head and not np.array_equal(self.weights.read(head), self.weights.read(table)):
+            fail(f"{self.folder}: {head} differs from {table}, but this model's head shares that table; set "
+                 "tie_word_embeddings to false in its config.json")
         return found
 
     def rope_factors(self):
@@ -189,19 +194,14 @@ class Tokenizer:
 
     def named_tokens(self):
         """(key, id) of the begin token, the end tokens and the one that pads."""
-        ids = {**read_json(self.model.folder / "config.json"), **read_json(self.model.folder / "generation_config.json", {})}
-        ends = ids.get("eos_token_id")
-        ends = ends if isinstance(ends, list) else [ends] * (ends is not None)
+        begins, ends, pads = (model_folder.token_ids(self.model.folder, f"{name}_token_id") for name in ("bos", "eos", "pad"))
         if not ends:
             say(f"note: {self.model.folder} names no end token (eos_token_id), so answers will not end")
         if len(ends) > len(names.END_KEYS):
             say(f"note: GGUF has keys for {len(names.END_KEYS)} end tokens; left out are {ends[len(names.END_KEYS):]}")
-        begin = ids.get("bos_token_id") if self.begin() is None else self.begin()
-        for key, id in [(names.BEGIN_KEY, begin), *zip(names.END_KEYS, ends), (names.PAD_KEY, ids.get("pad_token_id"))]:
-            if id is not None and id not in self.texts:
-                fail(f"{self.model.folder} names the token {id}, which its tokenizer does not have; {AGAIN}")
-            if id is not None:
-                yield key, id
+        begins = begins if self.begin() is None else [self.begin()]
+        for key, id in [*zip([names.BEGIN_KEY], begins), *zip(names.END_KEYS, ends), *zip([names.PAD_KEY], pads)]:
+            yield (key, id) if id in self.texts else model_folder.refuse_token(self.model.folder, id)
 
 
 def stored_type(shape, kind):

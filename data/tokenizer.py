@@ -16,7 +16,7 @@ import numpy as np
 import bpe_files
 import tokenizer_checksum
 from cuts import Cuts
-from model_folder import read_json
+from model_folder import read_json, refuse_token, token_ids
 from modules import why_not
 from terminal import fail, reason
 
@@ -198,13 +198,8 @@ def numbers_of(parts):
 def end_token(folder, parts):
     """The id of the token behind each document: that at which generation ends, the first if there are several."""
     ids = {**parts["model"]["vocab"], **{added["content"]: added["id"] for added in added_of(parts)}}
-    for name in ("generation_config.json", "config.json"):
-        found = read_json(folder / name, {}).get("eos_token_id")
-        found = (found or [None])[0] if isinstance(found, list) else found
-        if found is not None:
-            if isinstance(found, bool) or found not in numbers_of(parts):
-                fail(f"{folder / name}: eos_token_id is {found}, which is no token of the tokenizer; correct it")
-            return found
+    for found in token_ids(folder, "eos_token_id")[:1]:
+        return found if found in numbers_of(parts) else refuse_token(folder, found)
     text = read_json(folder / "tokenizer_config.json", {}).get("eos_token")
     text = text.get("content") if isinstance(text, dict) else text
     if text is not None and text not in ids:

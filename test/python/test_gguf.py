@@ -16,6 +16,7 @@ import program  # noqa: E402
 import safetensors_numpy  # noqa: E402
 from gguf_folders import CONFIGS, check_tensors, read, refused, run  # noqa: E402
 
+import gguf_names  # noqa: E402
 import model_folder  # noqa: E402  (of data/, where dataset_scripts looks)
 import pypi  # noqa: E402
 
@@ -210,6 +211,11 @@ REFUSED_CONFIGS = {
     "more layers": ({"num_hidden_layers": 3}, "has no tensor model.layers.2."),
     "fewer layers": ({"num_hidden_layers": 1}, "has the tensor model.layers.1."),
     "end token": ({"eos_token_id": 399}, "names the token 399, which its tokenizer does not have"),
+    "an end token beyond 32 bits": ({"eos_token_id": 1 << 40}, "names the token 1099511627776, which its tokenizer does not have"),
+    "an end token of another kind": ({"eos_token_id": [[2]]}, "config.json: eos_token_id is [[2]], which is no token and no list of them; correct it"),
+    "a fraction": ({"eos_token_id": 2.0}, "config.json: eos_token_id is 2.0, which is no token"),
+    "no number": ({"pad_token_id": True}, "config.json: pad_token_id is true, which is no token"),
+    "layer types": ({"layer_types": 5}, "layer_types or quantization_config is given"),
 }
 
 
@@ -220,6 +226,26 @@ def test_models_that_are_refused(what, tmp_path):
     (tmp_path / "a/config.json").write_text(json.dumps({**QWEN2, **changes}))
     (tmp_path / "a/generation_config.json").unlink()
     assert message in refused("to_gguf.py", tmp_path / "a", out=tmp_path / "b.gguf")
+
+
+def test_a_shared_head_that_differs_is_refused(tmp_path):
+    """As the program does; a copy of the table is none."""
+    weights, _ = gguf_folders.write(tmp_path / "a", {**QWEN2, "tie_word_embeddings": False})
+    (tmp_path / "a/config.json").write_text(json.dumps({**QWEN2, "tie_word_embeddings": True}))
+    assert "lm_head.weight differs from model.embed_tokens.weight, but this model's head shares that table; set tie_word_embeddings to" in \
+        refused("to_gguf.py", tmp_path / "a", out=tmp_path / "b.gguf")
+    safetensors_numpy.save(tmp_path / "a/model.safetensors", {**weights, "lm_head.weight": weights["model.embed_tokens.weight"]})
+    run("to_gguf.py", tmp_path / "a", "--out", tmp_path / "b.gguf")
+    assert "output.weight" not in read(tmp_path / "b.gguf")[1]
+
+
+@pytest.mark.parametrize("given, ends", [({"eos_token_id": None}, [2]), ({"eos_token_id": []}, [2]), ({}, [2]), ({"eos_token_id": [1, 0]}, [1, 0]), ({"eos_token_id": 1}, [1])])
+def test_end_tokens_are_those_of_generation_or_else_of_the_model(tmp_path, given, ends):
+    gguf_folders.write(tmp_path / "a", {**QWEN2, "eos_token_id": 2})
+    (tmp_path / "a/generation_config.json").write_text(json.dumps(given))
+    run("to_gguf.py", tmp_path / "a", "--out", tmp_path / "a.gguf")
+    values, _ = read(tmp_path / "a.gguf")
+    assert [values[key] for key in gguf_names.END_KEYS if key in values] == ends
 
 
 def changed_tokenizers():

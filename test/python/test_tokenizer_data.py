@@ -214,7 +214,9 @@ def test_wrong_tokenizers(tmp_path, spoil, line):
 
 
 @pytest.mark.parametrize("files, line", [
-    ({"generation_config": {"eos_token_id": 999}}, "generation_config.json: eos_token_id is 999, which is no token of the tokenizer"),
+    ({"generation_config": {"eos_token_id": 999}}, "model names the token 999, which its tokenizer does not have"),
+    ({"config": {"eos_token_id": [2.0]}}, "config.json: eos_token_id is [2.0], which is no token and no list of them"),
+    ({"generation_config": {"eos_token_id": True}}, "generation_config.json: eos_token_id is true, which is no token and no list of them"),
     ({"tokenizer_config": {"eos_token": "<eos>"}}, "tokenizer_config.json: eos_token is <eos>, which is no token of the tokenizer"),
     ({"generation_config": {"eos_token_id": True}}, "generation_config.json: eos_token_id is True, which is no token of the tokenizer"),
     ({"config": []}, "config.json is not a JSON object"),
