@@ -39,6 +39,7 @@ class Atom:
     pattern: str
     optional: bool = False
     repeated: bool = False
+    several: bool = False  # one alone may be too few
     ahead: bool = False  # it stands in (?=..) or (?!..)
 
 
@@ -74,6 +75,7 @@ def alternatives(pattern):
             for atom in atoms[last:]:
                 atom.optional |= text in "?*" or text.startswith("{0")
                 atom.repeated |= text != "?"
+                atom.several |= text[0] == "{" and int(re.match(r"\d+", text[1:])[0]) > 1
             if text != "?":  # a group may begin again
                 atoms += [dataclasses.replace(atom) for atom in atoms[last:]] * (len(atoms) - last > 1)
         quantified = kind == "quantifier"
@@ -82,7 +84,7 @@ def alternatives(pattern):
 
 class Cuts:
     """The places of a tokenizer: `steps` are those of tokenizer_checksum.steps(), `added` the added tokens (from
-    tokenizer.json) that are found in text, and `nfc` says whether text becomes NFC first."""
+    tokenizer.json) that are found in text or decide which are, and `nfc` says whether text becomes NFC first."""
 
     def __init__(self, steps, added, nfc):
         read = {"split": lambda size, pattern: alternatives(pattern),
@@ -145,7 +147,7 @@ class Cuts:
     def begins(self, alternative, character):
         """Whether each text that begins with the character has a match of this alternative there."""
         needed = [atom for atom in alternative if not atom.optional]
-        if len(needed) != 1 or any(atom.ahead for atom in alternative) or not self.matches(needed[0], character):
+        if len(needed) != 1 or needed[0].several or any(atom.ahead for atom in alternative) or not self.matches(needed[0], character):
             return False
         first = next(i for i, atom in enumerate(alternative) if atom is needed[0])
         return not any(self.matches(atom, character) for atom in alternative[:first])

@@ -64,7 +64,8 @@ class BpeTokenizer(Tokenizer):
         self.dtype = np.uint16 if self.vocabulary <= 1 << 16 else np.uint32
         self.library = self.of_special_tokens()
         self.library.encode_special_tokens = True
-        found_in_text = [added for added in added_of(parts) if not added.get("special")]
+        # The names of special tokens are text, in which no other added token is found.
+        found_in_text = added_of(parts) if any(not added.get("special") for added in added_of(parts)) else []
         self.cuts = Cuts(tokenizer_checksum.steps(parts), found_in_text, tokenizer_checksum.normalizes(parts))
 
     def special(self):

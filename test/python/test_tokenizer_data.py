@@ -51,6 +51,22 @@ def test_pieces_have_the_tokens_of_the_whole(seed, monkeypatch, name, normalizer
     assert count > 100
 
 
+@pytest.mark.parametrize("pattern, added, text", [
+    (r"e{2,}|t{0,2}[^\P{Cs}一-龥x\S]|\s+(?!\S)|\s+", [], " The"), (r"e{2}|\s+", [], " The"), (r"(?:e{2})+|\s+", [], " The"),
+    (r"\p{L}+|[<>]|\s+", [("<tok>", True), ("tok", False)], " <tok>"), (r"\p{L}+|[<>]|\s+", [("a<", True), ("<b", False)], " a<b"),
+], ids=["at least two", "two", "a group of two", "a name in a name", "names that overlap"])
+def test_no_cut_where_several_characters_begin_a_match_or_within_names(monkeypatch, pattern, added, text):
+    parts = made_tokenizers.made("only letters")
+    parts["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {"Regex": pattern}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    parts["added_tokens"] += [{"id": 400 + i, "content": content, **flags, "special": special} for i, (content, special) in enumerate(added)]
+    own = tokenizer.BpeTokenizer("own", parts, [0])
+    whole = own.library.encode(text * 9, add_special_tokens=False).ids
+    for size in range(1, 9):
+        monkeypatch.setattr(tokenizer, "PIECE", size)
+        assert np.concatenate(own.encode(list(tokenizer.cut((text * 9).encode(), own)))).tolist() == whole, size
+
+
 @pytest.mark.parametrize("text, most", [
     ("One sentence.\nAnother one, of 12 words.\n\n" * 200, 120), ("word " * 2000, 120), ("東京、大阪。" * 1000, 120), ("Так, вот. " * 1000, 130),
     (" " * 9000 + "x", 10_000), ("ab" * 5000, 10_000), ("1234567" * 1000, 10_000)], ids=["lines", "words", "chinese", "russian", "spaces", "one word", "digits"])
