@@ -36,7 +36,7 @@ def read(line, place):
     """The messages and the tools in a line of a .jsonl file; `place` names it in messages."""
     try:
         entry = json.loads(line)
-    except (ValueError, RecursionError):  # RecursionError: nested too deeply
+    except ValueError:
         fail(f"{place}: not JSON; a .jsonl file has one conversation per line")
     if not isinstance(entry, dict):
         fail(f"{place}: not an object; a conversation is one with `messages`")
@@ -148,7 +148,10 @@ class Conversations:
         return [self.encode_line(line, place) for line, place in pieces]
 
     def encode_line(self, line, place):
-        messages, tools = read(line, place)
+        try:
+            messages, tools = read(line, place)
+        except RecursionError:
+            fail(f"{place}: nested too deeply; leave this conversation out")
         self.renderer.place = place
         counts = collections.Counter()
         while messages and messages[-1]["role"] != ANSWERS:  # nothing answers these

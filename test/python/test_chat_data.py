@@ -279,6 +279,7 @@ def test_a_second_start(tmp_path, model, capsys):
     ('{"conversations": [{"from": "human"}]}', "line 2, message 1: its content is not text"),
     ('{"messages": ["a"]}', "line 2, message 1: no role"), ('{"messages": 1}', "line 2: no list in `messages`"), ("[]", "line 2: not an object"),
     ('{"text": "a"}', "line 2: no list in `messages` or `conversations`, and no `prompt` with `completion` (its fields: text)"), ("{", "line 2: not JSON"),
+    ('{"messages": [], "tools": ' + "[" * 600 + "]" * 600 + "}", "line 2: nested too deeply"), ("[" * 10**5, "line 2: nested too deeply"),
     ('{"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]}', "line 2, message 1: its content is not text"),
     ('{"prompt": "a", "completion": 1}', "line 2, message 2: its content is not text"), ('{"prompt": "a", "completion": ["b"]}', "line 2, message 2: no role"),
 ])
