@@ -234,7 +234,6 @@ def test_wrong_tokenizers(tmp_path, spoil, line):
     ({"config": {"eos_token_id": [2.0]}}, "config.json: eos_token_id is [2.0], which is no token and no list of them"),
     ({"generation_config": {"eos_token_id": True}}, "generation_config.json: eos_token_id is true, which is no token and no list of them"),
     ({"tokenizer_config": {"eos_token": "<eos>"}}, "tokenizer_config.json: eos_token is <eos>, which is no token of the tokenizer"),
-    ({"generation_config": {"eos_token_id": True}}, "generation_config.json: eos_token_id is True, which is no token of the tokenizer"),
     ({"config": []}, "config.json is not a JSON object"),
     ({"config": {"vocab_size": 100}}, "config.json is 100; give the model's own tokenizer"),
 ])
