@@ -66,8 +66,9 @@ struct NamedModel {
     double learning_rate;  // suits the model with AdamW
     // The other options whose values are not the family's defaults.
     std::vector<std::pair<std::string_view, ModelValue>> others{};
-    // Tokens of a global batch with which the model was published; 0: not known. Plans of a whole run take it.
-    std::int64_t batch_tokens = 0;
+    // Tokens of a global batch and of a context with which the model was published; 0: not known, or the default. Plans
+    // of a whole run take them.
+    std::int64_t batch_tokens = 0, context = 0;
 };
 
 struct Family {

@@ -294,9 +294,10 @@ using Others = std::vector<std::pair<std::string_view, ModelValue>>;
 
 // A model with K heads of keys, and other choices.
 NamedModel model(std::string_view name, const std::vector<std::int64_t>& sizes, double learning_rate,
-                 std::int64_t kv_heads, Others others, std::int64_t batch_tokens = 0) {
+                 std::int64_t kv_heads, Others others, std::int64_t batch_tokens = 0,
+                 std::int64_t context = 0) {
     others.emplace_back("kv-heads", kv_heads);
-    return {name, sizes, learning_rate, std::move(others), batch_tokens};
+    return {name, sizes, learning_rate, std::move(others), batch_tokens, context};
 }
 Others llama3(const char* scaling) { return {{"rope-theta", 5e5}, {"rope-scaling", std::string(scaling)}}; }
 Others qwen2() { return {{"rope-theta", 1e6}, {"norm-eps", 1e-6}, {"qkv-bias", true}, {"tied-head", true}}; }
@@ -318,7 +319,8 @@ Others tied(Others others) {
     return others;
 }
 
-constexpr std::int64_t llama2_batch = 4 << 20, llama3_batch = 16 << 20;
+constexpr std::int64_t llama2_batch = 4 << 20, llama2_context = 4096, llama3_batch = 16 << 20,
+                       llama3_context = 8192;
 
 // Models of bytes come first, then published ones (docs/models.md has their sources). The sizes are layers,
 // heads, channels, mlp-size, seq-len, vocab-size.
@@ -340,13 +342,15 @@ const RegisteredFamily registered(
           model("qwen3-0.6b", {28, 16, 1024, 3072, 2048, 151936}, 3e-4, 8, qwen3(128)),
           model("llama3.2-1b", {16, 32, 2048, 8192, 2048, 128256}, 3e-4, 8, tied(llama3("32,1,4,8192"))),
           model("llama3.2-3b", {28, 24, 3072, 8192, 2048, 128256}, 3e-4, 8, tied(llama3("32,1,4,8192"))),
-          model("llama2-7b", {32, 32, 4096, 11008, 2048, 32000}, 3e-4, 32, {}, llama2_batch),
+          model("llama2-7b", {32, 32, 4096, 11008, 2048, 32000}, 3e-4, 32, {}, llama2_batch, llama2_context),
           model("mistral-7b", {32, 32, 4096, 14336, 2048, 32000}, 3e-4, 8, {{"window", std::int64_t{4096}}}),
           model("olmo2-7b", {32, 32, 4096, 11008, 2048, 100352}, 3e-4, 32, olmo2()),
-          model("llama3-8b", {32, 32, 4096, 14336, 2048, 128256}, 3e-4, 8, llama3("none"), llama3_batch),
-          model("llama3-70b", {80, 64, 8192, 28672, 2048, 128256}, 1.5e-4, 8, llama3("none"), llama3_batch),
+          model("llama3-8b", {32, 32, 4096, 14336, 2048, 128256}, 3e-4, 8, llama3("none"), llama3_batch,
+                llama3_context),
+          model("llama3-70b", {80, 64, 8192, 28672, 2048, 128256}, 1.5e-4, 8, llama3("none"), llama3_batch,
+                llama3_context),
           model("llama3-405b", {126, 128, 16384, 53248, 2048, 128256}, 8e-5, 8, llama3("8,1,4,8192"),
-                llama3_batch)},
+                llama3_batch, llama3_context)},
      .make = make,
      .model_types = {"llama", "mistral", "qwen2", "qwen3", "olmo2"},
      .from_config = from_config,

@@ -64,7 +64,9 @@ struct GroupLinks {
     int on_node, nodes;
 };
 GroupLinks links_of(int size, int distance, int ranks_of_node) {
-    const int on_node = std::clamp(ranks_of_node / std::max(1, distance), 1, size);
+    int on_node = std::clamp(ranks_of_node / std::max(1, distance), 1, size);
+    // Some of the groups that would fit into a node lie on two.
+    if (on_node == size && ranks_of_node % (size * distance) != 0) on_node = std::max(1, size - 1);
     return {on_node, (size + on_node - 1) / on_node};
 }
 

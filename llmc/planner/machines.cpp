@@ -126,7 +126,8 @@ PlannedMachines machines_of(const PlanOptions& asked, const Options& options, in
     if (machines.nodes > ranks)
         user_error("--nodes {} are more than the {}; give at most as many", machines.nodes,
                    plural(ranks, machines.gpu ? "GPU" : "process", machines.gpu ? "s" : "es"));
-    machines.ranks_of_node = ceiling(ranks, machines.nodes);
+    // All machines but the last are full, unless the options divide the ranks among them.
+    machines.ranks_of_node = asked.nodes ? ceiling(ranks, machines.nodes) : std::min(node, ranks);
     machines.host_bytes = asked.host_bytes.value_or(0);
     machines.nvme_bytes = asked.nvme_bytes.value_or(0);
     machines.nvme_read = 1e9 * asked.nvme_read.value_or(5);

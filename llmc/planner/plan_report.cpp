@@ -32,11 +32,13 @@ std::string machines_text(const PlannedRun& run) {
     const std::string on = machines.nodes == 1 ? "1 machine" : plural(machines.nodes, "machine");
     if (!machines.gpu)
         return fmt::format("CPUs, {}; {} of memory on each", on, human_bytes(machines.host_bytes));
-    return fmt::format("{}, {:.4g} GiB of memory; {}, {}{} on each", machines.gpu->name, machines.gpu->gib,
+    const int last = run.processes - (machines.nodes - 1) * machines.ranks_of_node;
+    return fmt::format("{}, {:.4g} GiB of memory; {}, {}{} on each{}", machines.gpu->name, machines.gpu->gib,
                        on, plural(machines.ranks_of_node, "GPU"),
                        machines.host_bytes > 0
                            ? fmt::format(" and {} of host memory", human_bytes(machines.host_bytes))
-                           : "");
+                           : "",
+                       last < machines.ranks_of_node ? fmt::format(" ({} on the last)", last) : "");
 }
 
 std::string verdict_text(const PlannedRun& run) {

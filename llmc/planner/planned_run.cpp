@@ -1,9 +1,12 @@
 #include "llmc/planner/planned_run.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstdlib>
 #include <iterator>
 #include <numeric>
 #include <sstream>
@@ -245,18 +248,38 @@ void refuse_unused(const PlannedRun& run) {
         user_error("--convention-optimizer sgd: our runs use AdamW; choose another --memory-convention");
 }
 
-// About the batch with which the model was published, for a plan of a whole run, as an argument; empty if there is
-// none. Numbers of processes that are no power of two share whole sequences too.
-std::string published_batch(const PlannedRun& run) {
-    if (!(run.asked.tokens || run.asked.search) || run.options.is_given("global-batch-tokens") ||
-        run.asked.parameters || run.described || run.options.folder)
-        return "";
-    const std::int64_t batch = named_model(run.options.model).batch_tokens;
-    if (batch == 0) return "";
-    const std::int64_t odd = run.processes / std::gcd(run.processes, 1 << 20);
-    const std::int64_t unit = run.options.sequence_length() * odd;
-    return fmt::format("--global-batch-tokens={}",
-                       std::max<std::int64_t>(1, (batch + unit / 2) / unit) * unit);
+// The context and about the batch with which the model was published, for a plan of a whole run, as arguments. Of the
+// batches that differ by at most a sixteenth, all ranks share one that has many micro-batches: its share of each
+// process, or of an odd number of them if there are more processes than sequences, is divisible by the largest power of
+// two.
+std::vector<std::string> published_sizes(const PlannedRun& run) {
+    std::vector<std::string> arguments;
+    if (!(run.asked.tokens || run.asked.search) || run.asked.parameters || run.described ||
+        run.options.folder)
+        return arguments;
+    const NamedModel& model = named_model(run.options.model);
+    std::int64_t length = run.options.sequence_length();
+    if (model.context != 0 && model.context != length && !run.options.is_given("seq-len")) {
+        length = model.context;
+        arguments.push_back(fmt::format("--seq-len={}", length));
+    }
+    if (model.batch_tokens == 0 || run.options.is_given("global-batch-tokens")) return arguments;
+    const std::int64_t processes = run.processes,
+                       odd = processes / std::gcd(processes, std::int64_t{1} << 20);
+    const std::int64_t unit = length * (length * processes <= model.batch_tokens ? processes : odd);
+    const std::int64_t nearest = std::max<std::int64_t>(1, (model.batch_tokens + unit / 2) / unit);
+    std::int64_t units = nearest;
+    const auto distance = [&](std::int64_t of) { return std::abs(of * unit - model.batch_tokens); };
+    const auto is_better = [&](std::int64_t of) {
+        const auto twos = [](std::int64_t number) {
+            return std::countr_zero(static_cast<std::uint64_t>(number));
+        };
+        return twos(of) > twos(units) || (twos(of) == twos(units) && distance(of) < distance(units));
+    };
+    for (std::int64_t of = std::max<std::int64_t>(1, nearest * 15 / 16); of <= nearest * 17 / 16; ++of)
+        if (distance(of) * 16 <= model.batch_tokens && is_better(of)) units = of;
+    arguments.push_back(fmt::format("--global-batch-tokens={}", units * unit));
+    return arguments;
 }
 
 // A run on these machines.
@@ -357,12 +380,17 @@ bool read(PlannedRun& run, std::vector<std::string> arguments, std::string& text
                    *asked.processes);
     const std::int64_t of_mesh = run.options.pipeline_parallel * run.options.tensor_parallel;
     run.processes = static_cast<int>(asked.gpus.value_or(asked.processes.value_or(of_mesh)));
-    if (const std::string batch = published_batch(run); !batch.empty()) {
-        arguments.push_back(batch);
+    if (const std::vector<std::string> published = published_sizes(run); !published.empty()) {
+        arguments.insert(arguments.end(), published.begin(), published.end());
         run = {};
-        run.notes.push_back(fmt::format("{} is about that with which the model was published", batch));
+        run.notes.push_back(fmt::format("{}: about as the model was published", fmt::join(published, " ")));
         return read(run, arguments, text);
     }
+    const std::int64_t context =
+        run.described || asked.parameters || run.options.folder ? 0 : named_model(run.options.model).context;
+    if (context != 0 && !run.options.is_given("seq-len") && context != run.options.sequence_length())
+        run.notes.push_back(
+            fmt::format("the model was published with contexts of {0} tokens: --seq-len {0}", context));
     run.arguments = std::move(arguments);
     // What starts no run needs no directory on a disk.
     if ((run.described || asked.parameters) && run.options.nvme_dir.empty()) run.options.nvme_dir = "DIR";

@@ -171,6 +171,60 @@ def test_searches_without_a_meaning(options, line):
     assert result.returncode == 1 and line in result.stderr and result.stderr.count("\n") == 1 and not result.stdout, result.stderr
 
 
+@pytest.mark.parametrize("gpus", [8, 12, 48, 56, 88, 100, 2000, 3072, 16384])
+def test_no_plan_refuses_the_batch_that_it_chose(gpus):
+    """All data-parallel ranks share it, in many micro-batches if there are that many sequences; it is within a sixteenth of the published one."""
+    mesh = [] if gpus <= 2000 else ["--tensor-parallel=8"]
+    made, _ = plan("--model=llama3-8b", f"--gpus={gpus}", "--tokens=1T", "--zero-stage=3", "--recompute=block", *mesh)
+    assert made["why_not"] == [] and made["memory"]["fits"] and made["model"]["sequence_length"] == 8192
+    sequences = made["batch"]["tokens"] // 8192
+    assert abs(sequences - 2048) <= 128 and sequences % made["mesh"]["data"] == 0
+    assert "--seq-len=8192" in made["command"] and f"--global-batch-tokens={8192 * sequences}" in made["command"]
+    if gpus in (8, 48):
+        assert sequences == {8: 2048, 48: 1920}[gpus]
+
+
+def test_what_is_published_is_named_or_taken():
+    note = "the model was published with contexts of 8192 tokens: --seq-len 8192"
+    assert note in program.run("plan", "--model=llama3-8b", "--gpus=8", check=False).stdout
+    for options in (["--seq-len=8192"], ["--tokens=1T"], ["--search"]):
+        result = program.run("plan", "--model=llama3-8b", "--gpus=8", "--zero-stage=3", "--recompute=block", *options)
+        assert note not in result.stdout and "8192 tokens" in " ".join(result.stdout.split())
+    assert plan("--model=llama3-8b", "--gpus=8", "--tokens=1T", "--seq-len=1024")[0]["model"]["sequence_length"] == 1024
+    assert "published" not in program.run("plan", "--model=gpt2", "--gpus=8").stdout
+
+
+def test_twelve_gpus_are_a_machine_and_a_half():
+    made, _ = plan("--model=gpt2", "--gpus=12", "--tensor-parallel=4", "--zero-stage=1", "--global-batch-tokens=12288")
+    assert made["sends"]["links"]["tensor"] == "node" and made["sends"]["links"]["inside"] == "network"
+    assert "--map-by ppr:8:node" in made["command"]
+    printed = " ".join(program.run("plan", "--model=gpt2", "--gpus=12", "--global-batch-tokens=12288").stdout.split())
+    assert "2 machines, 8 GPUs on each (4 on the last)" in printed
+    halves, _ = plan("--model=gpt2", "--gpus=12", "--nodes=2", "--tensor-parallel=4", "--zero-stage=1", "--global-batch-tokens=12288")
+    assert halves["sends"]["links"]["tensor"] == "network" and "ppr:6:node" in halves["command"]
+    # What crosses the network takes the time of the network.
+    assert halves["time"]["parts"]["tensor_exchanges"] > 2 * made["time"]["parts"]["tensor_exchanges"]
+
+
+def test_an_interleaved_run_that_does_not_fit_has_a_remedy():
+    made, status = plan("--model=llama3-70b", "--gpus=8", "--pipeline-parallel=8", "--virtual-stages=2")
+    assert status == 2 and made["why_not"][0]["rule"] == "memory of a rank"
+
+
+@pytest.mark.parametrize("options, line", [
+    (["--lost=nan", "--tokens=1T"], "--lost 'nan' is not a share in percent"), (["--gpu-memory=1e12"], "--gpu-memory: '1e12' is not GiB of one GPU, such as 79.2"),
+    (["--host-memory=512"], "--host-memory: '512' is not a size with its unit, such as 512GB"), (["--gpu-bandwidth=inf"], "--gpu-bandwidth: 'inf' is not"),
+    (["--memory-convention=mixed-12", "--convention-activations=-5GB"], "--convention-activations: unknown value '-5GB'")])
+def test_numbers_without_a_meaning(options, line):
+    assert line in refusal("--model=gpt2", "--gpus=8", *options)
+
+
+def test_a_described_model_that_is_too_large_does_not_fit():
+    made, status = plan("--model=deepseek-v3", "--gpus=8")
+    assert status == 2 and made["why_not"][0]["rule"] == "memory of a rank" and "--zero-stage 3" in made["why_not"][0]["change"]
+    assert plan("--model=deepseek-v3", *made["why_not"][0]["change"].split())[1] == 0
+
+
 def test_offload_by_a_convention():
     """Adam's 560 GB for four GPUs: each rank's quarter, the host's lack, and the disk that mends it. Weights go the same way."""
     options = ["--parameters=70B", "--memory-convention=mixed-12", "--gpus=4", "--zero-stage=3", "--host-memory=512GB"]
