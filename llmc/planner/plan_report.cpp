@@ -179,6 +179,22 @@ std::string time_text(const PlannedRun& run) {
                               run.spec->fp8 == Fp8Scaling::none ? "" : " in bf16");
 }
 
+// The pipeline of the short plan, with the bubble of the whole step: all times grow evenly with the micro-batches.
+TitledTimeline drawn_pipeline(const PlannedRun& run) {
+    RunPlan plan = *run.fullest;
+    TitledTimeline drawn = estimated_pipeline(plan, std::nullopt);
+    const std::int64_t all = run.spec->rank_sequences() / run.needs->micro_batch,
+                       more = all - plan.micro_batches, group = ShortStep(plan.spec).group;
+    if (more == 0) return drawn;
+    drawn.title += fmt::format(
+        ". The picture ends after {} of the step's {} micro-batches, and the bubble is the step's",
+        plan.micro_batches, grouped(all));
+    plan.pipeline.micro_batches += static_cast<int>(group);
+    drawn.timeline.bubble_of_step =
+        bubble(drawn.timeline, estimated_timeline(plan, std::nullopt), static_cast<double>(more / group));
+    return drawn;
+}
+
 std::string cost_text(const PlannedRun& run, const Cost& cost) {
     return fmt::format(
         "{} tokens at {:.4g} tokens/s and GPU: {} GPU hours, {:.1f} days{}{}", human_count(*run.asked.tokens),
@@ -545,8 +561,7 @@ void show(Console& console, const PlannedRun& run) {
     if (!run.command.empty()) rows.emplace_back("start with", run.command);
     console.header(fmt::format("train_gpt {} (commit {}): a plan", version(), commit()), rows);
     if (run.needs && run.mesh->pipeline > 1) {
-        const RunPlan& plan = *run.fullest;
-        const TitledTimeline drawn = estimated_pipeline(plan, std::nullopt);
+        const TitledTimeline drawn = drawn_pipeline(run);
         console.chart(drawn.timeline, drawn.title);
     }
     if (run.search && !run.search->best.empty()) console.text("the best runs:\n" + search_table(*run.search));

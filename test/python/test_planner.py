@@ -194,6 +194,13 @@ def test_what_is_published_is_named_or_taken():
     assert "published" not in program.run("plan", "--model=gpt2", "--gpus=8").stdout
 
 
+def test_a_picture_that_ends_early_says_so():
+    options = ["--model=gpt2", "--layers=16", "--gpus=4", "--pipeline-parallel=4", "--micro-batch-size=1"]
+    printed = " ".join(program.run("plan", *options, "--global-batch-tokens=1048576").stdout.split())
+    assert "The picture ends after 10 of the step's 1,024 micro-batches, and the bubble is the step's" in printed
+    assert "The picture ends" not in program.run("plan", *options, "--global-batch-tokens=10240").stdout
+
+
 def test_twelve_gpus_are_a_machine_and_a_half():
     made, _ = plan("--model=gpt2", "--gpus=12", "--tensor-parallel=4", "--zero-stage=1", "--global-batch-tokens=12288")
     assert made["sends"]["links"]["tensor"] == "node" and made["sends"]["links"]["inside"] == "network"

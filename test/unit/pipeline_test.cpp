@@ -135,6 +135,20 @@ TEST(Pipeline, BubbleInBothConventions) {
     EXPECT_EQ(bubble({}).over_total, 0);
 }
 
+// That of many micro-batches from the first ones.
+TEST(Pipeline, BubbleOfALongerStep) {
+    const auto timeline = [](int micro_batches) {
+        const PipelineSpec spec{.stages = 4, .micro_batches = micro_batches};
+        return simulate(spec, pipeline_passes(spec), equal_times(spec, {1, 2, 1}));
+    };
+    Timeline few = timeline(10);
+    const Bubble many = bubble(few, timeline(11), 1014);
+    EXPECT_NEAR(many.over_total, bubble(timeline(1024)).over_total, 1e-12);
+    EXPECT_NEAR(many.over_total, 3.0 / 1027, 1e-12);
+    few.bubble_of_step = many;
+    EXPECT_EQ(bubble(few).over_useful, many.over_useful);
+}
+
 TEST(Pipeline, ASchedulesPassesAsLiteratureDrawsThem) {
     const auto text = [](const PipelineSpec& spec, std::size_t stage) {
         const Passes passes = pipeline_passes(spec);

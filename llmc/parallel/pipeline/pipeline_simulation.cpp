@@ -107,10 +107,14 @@ Timeline without_empty_halves(const Timeline& timeline, const std::function<bool
 }
 
 Bubble bubble(const Timeline& timeline) {
+    return timeline.bubble_of_step.value_or(bubble(timeline, timeline, 0));
+}
+
+Bubble bubble(const Timeline& timeline, const Timeline& longer, double times) {
     double idle = 0, work = 0;
     for (int stage = 0; stage < timeline.stages; ++stage) {
-        idle += timeline.idle(stage);
-        work += timeline.work(stage);
+        idle += timeline.idle(stage) + times * (longer.idle(stage) - timeline.idle(stage));
+        work += timeline.work(stage) + times * (longer.work(stage) - timeline.work(stage));
     }
     return {.over_total = idle + work > 0 ? idle / (idle + work) : 0,
             .over_useful = work > 0 ? idle / work : 0};

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,12 @@ struct Span {
     Pass pass;
     double begin = 0, end = 0;  // seconds
 };
+// The share of time in which stages wait, over all stages. The literature uses both definitions.
+struct Bubble {
+    double over_total = 0;   // idle / (idle + work)
+    double over_useful = 0;  // idle / work
+};
+
 struct Timeline {
     int stages = 1;
     int virtual_stages = 1;
@@ -45,6 +52,8 @@ struct Timeline {
     std::vector<Span> spans{};
     // The unit of its times, as a plural ("block forwards"); empty: seconds.
     std::string unit{};
+    // The bubble of the step, if these are the passes of its first micro-batches alone.
+    std::optional<Bubble> bubble_of_step{};
 
     // "1.25 ms", or "12.5 block forwards".
     std::string text_of(double time) const;
@@ -62,12 +71,9 @@ struct Timeline {
 // becomes `backward`, and their backward_weight is left out.
 Timeline without_empty_halves(const Timeline& timeline, const std::function<bool(int chunk)>& is_split);
 
-// The share of time in which stages wait, over all stages. The literature uses both definitions.
-struct Bubble {
-    double over_total = 0;   // idle / (idle + work)
-    double over_useful = 0;  // idle / work
-};
 Bubble bubble(const Timeline& timeline);
+// The same of a step with more micro-batches than `timeline`: `times` what `longer` has more of work and idle time.
+Bubble bubble(const Timeline& timeline, const Timeline& longer, double times);
 
 // Simulates a pipeline. Each stage runs its passes in order, each as soon as its source has arrived. The
 // prepared part of a pass runs earlier, but counts as if it ran right before the rest. `times` has one entry
