@@ -148,8 +148,17 @@ namespace {
 
 // Whether the run fits with some micro-batch of at most `micro_batch` sequences.
 bool would_fit(const RunSpec& spec, const FindNeeds& find, std::int64_t micro_batch) {
-    const RunNeeds needs = needs_that_fit(spec, find, micro_batch);
-    return fits(spec.machine, needs.largest_memory()) && fits_host(spec.machine, needs.largest_host_memory());
+    RunSpec smallest = spec;
+    smallest.micro_batch_sequences = 1;
+    if (!fits(spec.machine, static_cast<std::size_t>(std::min(least_memory(smallest), most_memory))))
+        return false;
+    for (std::optional size = micro_batch; size; size = smaller_micro_batch(spec, *size)) {
+        if (!fits(spec.machine, find.least(spec, *size))) continue;
+        const RunNeeds needs = find(spec, *size);
+        if (fits(spec.machine, needs.largest_memory()))
+            return fits_host(spec.machine, needs.largest_host_memory());
+    }
+    return false;
 }
 
 // The first ZeRO stage beyond the given one at which the run would fit.

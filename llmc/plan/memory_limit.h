@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <string>
 
 #include "llmc/plan/run_plan.h"
@@ -18,9 +17,6 @@ bool fits_host(const MachineMemory& machine, std::size_t bytes);
 // Throws UserError for sizes that are too large to plan, if a lower bound of their memory exceeds the
 // machine's.
 void require_possible(const RunSpec& spec);
-
-// The needs of a run with micro-batches of `micro_batch` sequences, whatever memory it takes.
-using FindNeeds = std::function<RunNeeds(const RunSpec& spec, std::int64_t micro_batch)>;
 
 // The needs with the largest micro-batches of at most `micro_batch` sequences that fit the memory. If none
 // fit, those with the smallest.

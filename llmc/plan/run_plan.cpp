@@ -309,14 +309,17 @@ RunPlan short_plan(const RunNeeds& needs, int stage, std::int64_t micro_batches,
     return plan_of_stage(all, stage, micro_batches, sizes, staging_bytes);
 }
 
+std::size_t FindNeeds::least(const RunSpec& spec, std::int64_t micro_batch) const {
+    const std::int64_t few = std::min(ShortStep(spec).few, spec.rank_sequences() / micro_batch);
+    return short_plan({spec, micro_batch, {}}, 0, few, sizes_, staging_bytes_).memory.sizes().total_bytes();
+}
+
 RunNeeds needs_of(const RunSpec& spec, const DeviceSizes& sizes, std::size_t staging_bytes) {
     check_sizes_of(spec);
     require_possible(spec);
     check_vocabulary(spec.model.vocabulary);
     const std::int64_t micro_batch = micro_batch_of(spec);
-    const FindNeeds find = [&](const RunSpec& other, std::int64_t sequences) {
-        return needs_of(other, sizes, staging_bytes, sequences);
-    };
+    const FindNeeds find(sizes, staging_bytes);
     // If the user gave no micro-batch size, the memory decides.
     return spec.micro_batch_sequences == 0 ? needs_that_fit(spec, find, micro_batch)
                                            : find(spec, micro_batch);
@@ -325,9 +328,7 @@ RunNeeds needs_of(const RunSpec& spec, const DeviceSizes& sizes, std::size_t sta
 RunPlan plan_run(const RunSpec& spec, const DeviceSizes& sizes, std::size_t staging_bytes) {
     const RunNeeds needs = needs_of(spec, sizes, staging_bytes);
     std::string lack;
-    const FindNeeds find = [&](const RunSpec& other, std::int64_t sequences) {
-        return needs_of(other, sizes, staging_bytes, sequences);
-    };
+    const FindNeeds find(sizes, staging_bytes);
     if (!fits(spec.machine, needs.largest_memory())) {
         const Remedy remedy = remedy_of(needs, find);
         if (!spec.may_exceed_machine) refuse_memory(needs, remedy);

@@ -166,6 +166,22 @@ std::vector<StagePart> parts_of_pipeline(const RunSpec& spec);
 RunNeeds needs_of(const RunSpec& spec, const DeviceSizes& sizes, std::size_t staging_bytes,
                   std::int64_t micro_batch);
 
+// Finds the needs of runs on one device, whatever memory they take.
+class FindNeeds {
+  public:
+    FindNeeds(const DeviceSizes& sizes, std::size_t staging_bytes)
+        : sizes_(sizes), staging_bytes_(staging_bytes) {}
+    RunNeeds operator()(const RunSpec& spec, std::int64_t micro_batch) const {
+        return needs_of(spec, sizes_, staging_bytes_, micro_batch);
+    }
+    // The memory of the first stage in a short step. The run needs no less, and most of what does not fit shows here.
+    std::size_t least(const RunSpec& spec, std::int64_t micro_batch) const;
+
+  private:
+    const DeviceSizes& sizes_;
+    std::size_t staging_bytes_;
+};
+
 // The same with the micro-batch that plan_run would choose. UserError if the options make no valid step.
 RunNeeds needs_of(const RunSpec& spec, const DeviceSizes& sizes, std::size_t staging_bytes);
 

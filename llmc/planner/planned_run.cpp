@@ -150,9 +150,7 @@ void plan_memory(PlannedRun& run) {
             run.why_not.push_back({std::string(rule), static_cast<std::int64_t>(bytes),
                                    static_cast<std::int64_t>(usable), std::move(change)});
     };
-    const FindNeeds find = [&](const RunSpec& other, std::int64_t sequences) {
-        return needs_of(other, sizes, run.staging_bytes, sequences);
-    };
+    const FindNeeds find(sizes, run.staging_bytes);
     if (run.needs->largest_memory() > run.machines.usable)
         exceeds(memory_rule, run.needs->largest_memory(), run.machines.usable,
                 remedy_of(*run.needs, find).as_options());
@@ -420,12 +418,8 @@ std::optional<Estimate> estimate_of(const std::vector<std::string>& arguments, b
         check_sizes_of(spec);
         const std::int64_t micro_batch = micro_batch_of(spec);
         check_micro_batches(spec, micro_batch);
-        // Most of what does not fit shows in one stage of a short step.
-        if (must_fit) {
-            const std::int64_t few = std::min(ShortStep(spec).few, spec.rank_sequences() / micro_batch);
-            const RunPlan one = short_plan({spec, micro_batch, {}}, 0, few, sizes, run.staging_bytes);
-            if (one.memory.sizes().total_bytes() > run.machines.usable) return std::nullopt;
-        }
+        if (must_fit && FindNeeds(sizes, run.staging_bytes).least(spec, micro_batch) > run.machines.usable)
+            return std::nullopt;
         const ShortPlans plans = short_plans(spec, sizes, run.staging_bytes, micro_batch);
         const RunNeeds needs = needs_of(plans);
         Estimate estimate{.bytes = needs.largest_memory(),
