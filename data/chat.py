@@ -103,6 +103,8 @@ def write_format(arguments, folder):
     if why:
         fail(f"{why}; give another one with --template FILE")
     shards.write_whole(folder / FORMAT, content)
+    if arguments.template:  # for whoever else reads the folder
+        shards.write_whole(folder / TEMPLATE, read_template(folder, arguments.template).encode())
     say(f"{folder / FORMAT} has what the chat template puts around each role's text")
 
 
@@ -190,7 +192,7 @@ class Writing:
                 counts.update({"conversations": 1, "rows": len(rows), **happened})
                 self.refusal = self.refusal or refusal
                 for row in rows:
-                    counts.update({"tokens": len(row), "counted": np.count_nonzero(row & COUNTED)})
+                    counts.update({"tokens": len(row), "counted": int(np.count_nonzero(row & COUNTED))})
                     self.longest = max(self.longest, len(row))
                     yield row
                 bar.update()
@@ -222,8 +224,7 @@ class Writing:
             path.unlink(missing_ok=True)
         for entry in entries:
             os.replace(place / entry["file"], self.out / entry["file"])
-        if self.arguments.template:  # another one than the folder's, which a model of these rows takes along
-            shards.write_whole(self.out / TEMPLATE, self.encoder.template.encode())
+        shards.write_whole(self.out / TEMPLATE, self.encoder.template.encode())
         tokens = {split: counts["tokens"] for split, counts in self.counts.items()}
         content, why = format_file(self.encoder.template, self.encoder.special, self.arguments.date)
         if why:

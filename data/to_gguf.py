@@ -71,6 +71,9 @@ class Model:
             H = self.number(given, "num_attention_heads")
             given.setdefault("num_key_value_heads", H)
             given.setdefault("head_dim", self.number(given, "hidden_size") // H)
+            if kind.name in ("qwen2", "olmo2") and H * self.number(given, "head_dim") != given["hidden_size"]:
+                self.refuse(f"its {H} heads of {given['head_dim']} are not as wide as its {given['hidden_size']} channels, and llama.cpp knows "
+                            f"no such {kind.name}; give another model")
         self.original_positions = config.get(names.ORIGINAL) or self.rope.get(names.ORIGINAL) or config.get("max_position_embeddings")
         return {key: self.number(given, key, names.kind_of(name)) for key, name in kind.keys.items()}
 

@@ -177,9 +177,12 @@ class PatternParser {
 
     // Without regard to case these letters are also one character: ß, ﬀ, ﬁ, ﬂ, ﬆ.
     void refuse_ligatures(std::string_view group) {
-        std::string letters(group);
-        std::ranges::transform(letters, letters.begin(),
-                               [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; });
+        std::string letters;
+        bool is_class = false;  // of which one character matches
+        for (const char c : group) {
+            is_class = is_class ? c != ']' : c == '[';
+            letters += is_class ? ' ' : c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c;
+        }
         for (const char* const pair : {"ss", "ff", "fi", "fl", "st"})
             if (letters.find(pair) != std::string::npos)
                 refuse(fmt::format("(?i:..) of {}, which one character can be", pair));

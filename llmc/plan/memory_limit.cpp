@@ -150,7 +150,9 @@ namespace {
 bool would_fit(const RunSpec& spec, const FindNeeds& find, std::int64_t micro_batch) {
     RunSpec smallest = spec;
     smallest.micro_batch_sequences = 1;
-    if (!fits(spec.machine, static_cast<std::size_t>(std::min(least_memory(smallest), most_memory))))
+    const Offload& offload = spec.mesh.sharding.offload;  // takes gradients along
+    if (!offload.has_state() && !offload.has_parameters() &&
+        !fits(spec.machine, static_cast<std::size_t>(std::min(least_memory(smallest), most_memory))))
         return false;
     for (std::optional size = micro_batch; size; size = smaller_micro_batch(spec, *size)) {
         if (!fits(spec.machine, find.least(spec, *size))) continue;

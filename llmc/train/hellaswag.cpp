@@ -99,6 +99,8 @@ HellaSwag::HellaSwag(const std::string& path, std::int64_t limit, const Model& m
             const Line parsed = parse(line);
             Example& example = examples_.emplace_back();
             example.context = tokenizer->encode_ordinary(parsed.context);
+            if (example.context.empty())
+                user_error("the tokenizer has no token for any character of its ctx");
             for (std::size_t i = 0; i < endings; ++i)
                 example.ending[i] = tokenizer->encode_ordinary(" " + parsed.endings[i]);
             example.label = parsed.label;

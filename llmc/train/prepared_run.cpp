@@ -79,7 +79,6 @@ void PreparedRun::open_files() {
     ends = end_tokens(options, tokenizer_files);
     if (!options.generate) {
         open_data_files();
-        take_chat_format();
     }
     out_dir = choose_out_dir(options);
     prompt = encode_prompt(options.prompt, model().vocabulary, tokenizer_or_none(), begin_token(options));
@@ -139,14 +138,28 @@ void PreparedRun::open_data_files() {
     }
 }
 
-// What the conversations were written in is what the model speaks from now on, whatever its folder has. A template
-// beside the rows is not the folder's.
+// What the conversations were written in is what the model speaks from now on, whatever its folder or its checkpoint
+// has. The template lies beside the rows, and its format if it has one.
 void PreparedRun::take_chat_format() {
-    if (!data.training || data.training->rows().empty()) return;
-    const auto folder = std::filesystem::path(data.files.front()).parent_path();
-    if (std::filesystem::exists(folder / chat_template_file)) tokenizer_files.erase(chat_format_file);
-    for (const char* const name : {chat_template_file, chat_format_file})
-        if (std::filesystem::exists(folder / name)) tokenizer_files[name] = read_file(folder / name);
+    if (data.training->rows().empty()) return;
+    const auto folder_of = [](const std::string& file) { return std::filesystem::path(file).parent_path(); };
+    const auto beside = [&](const std::filesystem::path& folder, const char* name) {
+        return std::filesystem::exists(folder / name) ? read_file(folder / name) : std::string();
+    };
+    const std::filesystem::path first = folder_of(data.files.front());
+    for (const char* const name : {chat_template_file, chat_format_file}) {
+        std::string found = beside(first, name);
+        for (const std::string& file : data.files) {
+            if (folder_of(file) != first && beside(folder_of(file), name) != found)
+                user_error(
+                    "--train-data: '{}' and '{}' are written in different chat templates; train on one after "
+                    "the "
+                    "other",
+                    data.files.front(), file);
+        }
+        tokenizer_files.erase(name);
+        if (!found.empty()) tokenizer_files[name] = std::move(found);
+    }
 }
 
 // Finds and checks the weight file. load_weights() reads the weights later.
@@ -183,6 +196,7 @@ void PreparedRun::open_weights() {
 
 void PreparedRun::open_training_files() {
     trains = has_steps_to_train(options, checkpoint);
+    if (trains) take_chat_format();
     writes = what_is_written(options, out_dir, trains, checkpoint.has_value());
     // Machines may see different files. Rank 0 writes, so it decides.
     for (bool* written : {&writes.checkpoints, &writes.record, &writes.metrics})

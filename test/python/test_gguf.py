@@ -216,6 +216,7 @@ REFUSED_CONFIGS = {
     "a fraction": ({"eos_token_id": 2.0}, "config.json: eos_token_id is 2.0, which is no token"),
     "no number": ({"pad_token_id": True}, "config.json: pad_token_id is true, which is no token"),
     "layer types": ({"layer_types": 5}, "layer_types or quantization_config is given"),
+    "wider heads": ({"head_dim": 32}, "are not as wide as its 64 channels, and llama.cpp knows no such qwen2"),
 }
 
 

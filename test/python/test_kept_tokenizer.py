@@ -12,6 +12,8 @@ from chat_models import chat
 from dataset_scripts import run_here
 from refused import one_error
 
+import chat_format  # noqa: E402  (of data/, where dataset_scripts looks)
+
 pytest.importorskip("jinja2", reason="jinja2 is not installed (Debian has python3-jinja2)")
 
 FILES = ["tokenizer.json", "tokenizer_config.json", "generation_config.json"]
@@ -76,6 +78,16 @@ def test_the_format_of_the_rows_wins(trained, tmp_path):
     run_here("chat.py", trained / "talks.jsonl", "--tokenizer", folder, "--template", tmp_path / "t.jinja", "--out", tmp_path / "more")
     program.train(tmp_path / "more/run", f"--init={folder}", f"--train-data={tmp_path}/more/train_*.bin", *options)
     assert "the model's chat template is not known here" in program.run("--chat", f"--resume={tmp_path}/more/run", check=False, input="").stderr
+    # Rows in the folder's own template replace both again; an export without a step takes none of them.
+    run_here("chat.py", trained / "talks.jsonl", "--tokenizer", folder, "--out", tmp_path / "own")
+    program.train(tmp_path / "again", f"--resume={tmp_path}/run", f"--train-data={tmp_path}/own/train_*.bin", "--new-data", "--steps=2", *options[:2])
+    for of, template in ((kept.parent, chat_models.CHATML), (tmp_path / "again/checkpoint-00000002/tokenizer", chat_models.TRIMMED)):
+        assert (of / "chat_template.jinja").read_text() == template
+        assert json.loads((of / "chat_format.json").read_text())["template"] == chat_format.checksum(template)
+    program.run(f"--resume={tmp_path}/run", f"--train-data={tmp_path}/own/train_*.bin", "--steps=0", f"--export={tmp_path}/exported", "--sample-tokens=0")
+    assert (tmp_path / "exported/chat_template.jinja").read_text() == chat_models.CHATML
+    done = program.run(f"--init={folder}", f"--train-data={tmp_path}/[ro]*/train_*.bin", *options, f"--out-dir={tmp_path}/both", check=False)
+    assert "are written in different chat templates; train on one after the other" in one_error(done.stderr)
     # Other data say nothing about conversations.
     tokens = tmp_path / "rows/plain.bin"
     program.write_token_file(tokens, [5, 6, 7] * 400)

@@ -82,6 +82,7 @@ TEST(WordPattern, ClassesAndCategories) {
 TEST(WordPattern, GroupsAndWhatMustNotFollow) {
     EXPECT_EQ(words_of("(?i:'s|'ll)|x", "'S'lL'ſx"), (Words{"'S", "'lL", "'ſ", "x"}));
     EXPECT_EQ(words_of("(?i:a)a", "Aaaa"), (Words{"Aa", "aa"}));
+    EXPECT_EQ(words_of("(?i:[stmd]|ll)", "S"), (Words{"S"}));
     EXPECT_EQ(words_of("(?i:[k]|ll)", "K"), (Words{"K"}));  // the sign for kelvin
     EXPECT_EQ(words_of("a(?:b|bc)?d", "abcdad"), (Words{"abcd", "ad"}));
     EXPECT_EQ(words_of("\\s+(?!\\S)|\\s+", "  a  "), (Words{" ", " ", "a", "  "}));
