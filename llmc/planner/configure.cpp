@@ -58,7 +58,7 @@ class Questions {
             const auto& context =
                 std::get<std::optional<std::int64_t>>(run.options.model_options.find("seq-len")->second);
             if (context.value_or(1) < 1) user_error("--seq-len {} is no context; give 1 or more", *context);
-            if (run.described != nullptr)
+            if (run.described)
                 user_error("--model {} is planned here, not trained; give another", run.described->name);
             const std::string& data = run.options.train_data;
             if (data.find_first_of("*?[") == std::string::npos && !data.empty() && !fs::exists(data))

@@ -168,13 +168,13 @@ std::vector<std::string>::iterator argument_of(std::vector<std::string>& argumen
 }
 
 // If --model names a model that is only described, takes the option out of the arguments.
-const DescribedModel* take_described_model(std::vector<std::string>& arguments) {
+std::optional<DescribedModel> take_described_model(std::vector<std::string>& arguments) {
     const auto word = argument_of(arguments, "--model");
-    if (word == arguments.end()) return nullptr;
+    if (word == arguments.end()) return std::nullopt;
     const bool is_joined = word->size() > std::string_view("--model").size();
     const auto value = is_joined ? word : word + 1;
-    if (value == arguments.end()) return nullptr;
-    const DescribedModel* const model =
+    if (value == arguments.end()) return std::nullopt;
+    std::optional<DescribedModel> model =
         described_model(is_joined ? value->substr(value->find('=') + 1) : *value);
     if (model) arguments.erase(word, value + 1);
     return model;

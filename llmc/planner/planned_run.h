@@ -93,7 +93,7 @@ struct PlannedRun {
     PlannedMachines machines;
     // What is planned: a model that this program trains, or one that it only describes (none: --parameters).
     std::optional<Model> model;
-    const DescribedModel* described = nullptr;
+    std::optional<DescribedModel> described{};
     std::optional<Mesh> mesh;
     std::optional<RunSpec> spec;
     std::size_t staging_bytes = 0;

@@ -232,6 +232,24 @@ def test_a_described_model_that_is_too_large_does_not_fit():
     assert plan("--model=deepseek-v3", *made["why_not"][0]["change"].split())[1] == 0
 
 
+CONFIGS = {
+    "mixtral-8x7b": {"model_type": "mixtral", "vocab_size": 32000, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+                     "intermediate_size": 14336, "num_local_experts": 8, "num_experts_per_tok": 2, "tie_word_embeddings": False, "max_position_embeddings": 32768},
+    "deepseek-v3": {"model_type": "deepseek_v3", "vocab_size": 129280, "hidden_size": 7168, "num_hidden_layers": 61, "num_attention_heads": 128, "num_key_value_heads": 128,
+                    "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "first_k_dense_replace": 3,
+                    "intermediate_size": 18432, "moe_intermediate_size": 2048, "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8}}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_configuration_is_described_as_its_name_is(tmp_path, name):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS[name]))
+    options = ["--gpus=256", "--memory-convention=mixed-12", "--zero-stage=3"]
+    made, named = (plan(f"--model={model}", *options)[0] for model in (tmp_path, name))
+    assert made["model"] == named["model"] and made["convention"] == named["convention"]
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIGS[name], "num_experts_per_tok": "2"}))
+    assert "--model: the num_experts_per_tok in '" in refusal(f"--model={tmp_path}", *options)
+
+
 def test_offload_by_a_convention():
     """Adam's 560 GB for four GPUs: each rank's quarter, the host's lack, and the disk that mends it. Weights go the same way."""
     options = ["--parameters=70B", "--memory-convention=mixed-12", "--gpus=4", "--zero-stage=3", "--host-memory=512GB"]
