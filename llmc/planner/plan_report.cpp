@@ -184,14 +184,15 @@ TitledTimeline drawn_pipeline(const PlannedRun& run) {
     RunPlan plan = *run.fullest;
     TitledTimeline drawn = estimated_pipeline(plan, std::nullopt);
     const std::int64_t all = run.spec->rank_sequences() / run.needs->micro_batch,
-                       more = all - plan.micro_batches, group = ShortStep(plan.spec).group;
+                       more = all - plan.micro_batches, group = ShortStep(plan.spec).group,
+                       groups = more / group;
     if (more == 0) return drawn;
     drawn.title += fmt::format(
         ". The picture ends after {} of the step's {} micro-batches, and the bubble is the step's",
         plan.micro_batches, grouped(all));
     plan.pipeline.micro_batches += static_cast<int>(group);
     drawn.timeline.bubble_of_step =
-        bubble(drawn.timeline, estimated_timeline(plan, std::nullopt), static_cast<double>(more / group));
+        bubble(drawn.timeline, estimated_timeline(plan, std::nullopt), static_cast<double>(groups));
     return drawn;
 }
 
