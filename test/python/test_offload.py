@@ -174,7 +174,7 @@ def test_a_plan_says_what_offload_does_not_do():
     on_cpus = program.run("plan", "--processes=4", "--model=gpt2", "--offload-parameters=cpu")
     assert "note: --offload-parameters cpu changes nothing" in on_cpus.stdout
     # Two bytes for four processes are none for each.
-    small = " ".join(program.run("plan", "--model=gpt2", "--gpus=4", "--zero-stage=1", "--offload-optimizer=nvme", "--nvme-dir=x", "--nvme-size=2",
+    small = " ".join(program.run("plan", "--model=gpt2", "--gpus=4", "--zero-stage=1", "--offload-optimizer=nvme", "--nvme-dir=x", "--nvme-size=2B",
                                  check=False).stdout.split())
     assert "fits no, what is offloaded does not: " in small and "why not disk of a rank: " in small
 
