@@ -96,7 +96,8 @@ class Renderer:
             pass  # the answer is missing, too
         answer, deadline = bytearray(), time.monotonic() + SECONDS
         while not answer.endswith(b"\n"):
-            if not select.select([self.process.stdout], [], [], max(deadline - time.monotonic(), 0))[0]:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([self.process.stdout], [], [], left)[0]:
                 self.fail(f"took longer than {SECONDS} seconds")
             block = os.read(self.process.stdout.fileno(), 1 << 20)
             if not block:

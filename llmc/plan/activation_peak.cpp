@@ -33,17 +33,17 @@ class Peak {
             for (const BufferUse& use : actions[i].writes) see(i, use, true);
         }
         for (const auto& [place, values] : alive_) end(values);
-        std::vector<std::size_t> begin(actions.size() + 1),
-            end(actions.size() + 1);  // bytes that do so at an action
+        // Bytes that come into use at an action, and that are in use no more.
+        std::vector<std::size_t> come(actions.size() + 1), go(actions.size() + 1);
         for (const Values& values : all_) {
-            begin[values.first] += values.bytes;
-            end[values.last + 1] += values.bytes;
+            come[values.first] += values.bytes;
+            go[values.last + 1] += values.bytes;
         }
         ActivationPeak peak{};
         std::size_t in_use = always_in_use();
         for (std::size_t i = 0; i < actions.size(); ++i) {
-            in_use += begin[i];
-            in_use -= end[i];
+            in_use += come[i];
+            in_use -= go[i];
             if (in_use > peak.bytes) peak = {i, in_use};
         }
         return peak;

@@ -166,6 +166,9 @@ std::vector<StagePart> parts_of_pipeline(const RunSpec& spec);
 RunNeeds needs_of(const RunSpec& spec, const DeviceSizes& sizes, std::size_t staging_bytes,
                   std::int64_t micro_batch);
 
+// The same with the micro-batch that plan_run would choose. UserError if the options make no valid step.
+RunNeeds needs_of(const RunSpec& spec, const DeviceSizes& sizes, std::size_t staging_bytes);
+
 // Finds the needs of runs on one device, whatever memory they take.
 class FindNeeds {
   public:
@@ -181,9 +184,6 @@ class FindNeeds {
     const DeviceSizes& sizes_;
     std::size_t staging_bytes_;
 };
-
-// The same with the micro-batch that plan_run would choose. UserError if the options make no valid step.
-RunNeeds needs_of(const RunSpec& spec, const DeviceSizes& sizes, std::size_t staging_bytes);
 
 // A step after which a schedule repeats itself: it then adds `group` micro-batches at a time.
 struct ShortStep {

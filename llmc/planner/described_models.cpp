@@ -43,7 +43,24 @@ class Sizes {
 
 constexpr Count other_length = 4096;  // of pretraining, which a configuration does not say
 
-// Each token uses a few of a layer's experts.
+// A model of which a token uses `active` of `experts` in a layer: parameters(n) counts those with n of them. `width` are
+// the elements of queries and values of all heads in a layer.
+template <class Function>
+DescribedModel model_of_experts(const std::string& name, const std::string& description, const Sizes& of,
+                                const Function& parameters, Count experts, Count active, Count width) {
+    const Count C = of("hidden_size"), L = of("num_hidden_layers");
+    return {.name = name,
+            .description = fmt::format("{} layers, {}, {} channels, {} of {} experts", L, description, C,
+                                       active, experts),
+            .parameters = parameters(experts),
+            .active_parameters = parameters(active),
+            .input_embeddings = of.tables() == 2 ? of("vocab_size") * C : 0,
+            .sequence_length = other_length,
+            .layers = L,
+            .channels = C,
+            .attention_per_token = 3.0 * static_cast<double>(L * width)};
+}
+
 DescribedModel mixtral(const std::string& name, const Sizes& of) {
     const Count V = of("vocab_size"), C = of("hidden_size"), L = of("num_hidden_layers"),
                 H = of("num_attention_heads"), K = of("num_key_value_heads", H), D = of("head_dim", C / H),
@@ -54,16 +71,8 @@ DescribedModel mixtral(const std::string& name, const Sizes& of) {
                     layer = attention + C * experts + used * 3 * C * F;
         return of.tables() * V * C + C + L * (layer + 2 * C);
     };
-    return {.name = name,
-            .description = fmt::format("{} layers, {} heads and {} of keys, {} channels, {} of {} experts", L,
-                                       H, K, C, active, experts),
-            .parameters = parameters(experts),
-            .active_parameters = parameters(active),
-            .input_embeddings = of.tables() == 2 ? V * C : 0,
-            .sequence_length = other_length,
-            .layers = L,
-            .channels = C,
-            .attention_per_token = 3.0 * static_cast<double>(L * H * 2 * D)};
+    return model_of_experts(name, fmt::format("{} heads and {} of keys", H, K), of, parameters, experts,
+                            active, H * 2 * D);
 }
 
 // Without the layer that predicts a second token: latent attention, some dense layers, and layers of which a token uses
@@ -85,17 +94,10 @@ DescribedModel deepseek(const std::string& name, const Sizes& of, bool has_bias)
         return of.tables() * V * C + C + L * (attention + 2 * C) + dense_layers * dense +
                (L - dense_layers) * (router + (used + shared) * expert);
     };
-    return {.name = name,
-            .description = fmt::format(
-                "{} layers, {} heads of latent attention, {} channels, {} of {} experts and {}", L, H, C,
-                active, experts, shared == 1 ? "a shared one" : fmt::format("{} shared", shared)),
-            .parameters = parameters(experts),
-            .active_parameters = parameters(active),
-            .input_embeddings = of.tables() == 2 ? V * C : 0,
-            .sequence_length = other_length,
-            .layers = L,
-            .channels = C,
-            .attention_per_token = 3.0 * static_cast<double>(L * H * (nope + rope + value))};
+    DescribedModel model = model_of_experts(name, fmt::format("{} heads of latent attention", H), of,
+                                            parameters, experts, active, H * (nope + rope + value));
+    model.description += shared == 1 ? " and a shared one" : fmt::format(" and {} shared", shared);
+    return model;
 }
 
 // BERT base, cased (config.json of google-bert/bert-base-cased), with its pooler and without a head.

@@ -83,6 +83,9 @@ double measured_ratio(const std::vector<std::string>& arguments, const PlannedRu
     } else {
         const MeasuredRun run = read_run(asked);
         const GpuModel* const gpu = gpu_of_driver(run.device);
+        if (run.device.find(", CUDA ") == std::string::npos)
+            user_error("--measured {}: it ran on CPUs ({}), whose times are not planned; give a run on GPUs",
+                       one_line(asked), one_line(run.device));
         if (gpu == nullptr && given.asked.gpu.empty())
             user_error("--measured {}: it ran on {}, which is no GPU that plans know; name one by --gpu",
                        one_line(asked), one_line(run.device));

@@ -241,6 +241,8 @@ void refuse_unused(const PlannedRun& run) {
     if (!asked.measured.empty() && (run.options.device == "cpu" || is_nominal))
         user_error("--measured corrects times, and those of {} are not planned; leave it out",
                    is_nominal ? "a size without an architecture" : "CPUs");
+    if (!asked.measured.empty() && asked.speed)
+        user_error("--measured corrects times, which --speed replaces; leave one of them out");
     if (asked.speed && !asked.tokens) user_error("--speed is for the time of --tokens; leave it out");
     if (asked.convention == "ours" && asked.optimizer == "sgd")
         user_error("--convention-optimizer sgd: our runs use AdamW; choose another --memory-convention");

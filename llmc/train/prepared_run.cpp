@@ -146,16 +146,18 @@ void PreparedRun::take_chat_format() {
     const auto beside = [&](const std::filesystem::path& folder, const char* name) {
         return std::filesystem::exists(folder / name) ? read_file(folder / name) : std::string();
     };
-    const std::filesystem::path first = folder_of(data.files.front());
+    // Those to train on come first.
+    const std::span files = std::span(data.files).first(data.training->shards());
+    const std::filesystem::path first = folder_of(files.front());
     for (const char* const name : {chat_template_file, chat_format_file}) {
         std::string found = beside(first, name);
-        for (const std::string& file : data.files) {
+        for (const std::string& file : files) {
             if (folder_of(file) != first && beside(folder_of(file), name) != found)
                 user_error(
                     "--train-data: '{}' and '{}' are written in different chat templates; train on one after "
                     "the "
                     "other",
-                    data.files.front(), file);
+                    files.front(), file);
         }
         tokenizer_files.erase(name);
         if (!found.empty()) tokenizer_files[name] = std::move(found);

@@ -86,6 +86,9 @@ def test_the_format_of_the_rows_wins(trained, tmp_path):
         assert json.loads((of / "chat_format.json").read_text())["template"] == chat_format.checksum(template)
     program.run(f"--resume={tmp_path}/run", f"--train-data={tmp_path}/own/train_*.bin", "--steps=0", f"--export={tmp_path}/exported", "--sample-tokens=0")
     assert (tmp_path / "exported/chat_template.jinja").read_text() == chat_models.CHATML
+    # What validates is not taught.
+    program.train(tmp_path / "validated", f"--init={folder}", f"--train-data={tmp_path}/rows/train_*.bin", f"--val-data={tmp_path}/own/val_*.bin", *options)
+    assert (tmp_path / "validated/checkpoint-00000001/tokenizer/chat_template.jinja").read_text() == chat_models.CHATML
     done = program.run(f"--init={folder}", f"--train-data={tmp_path}/[ro]*/train_*.bin", *options, f"--out-dir={tmp_path}/both", check=False)
     assert "are written in different chat templates; train on one after the other" in one_error(done.stderr)
     # Other data say nothing about conversations.

@@ -406,7 +406,7 @@ def test_measured_steps_scale_times(tmp_path):
     # A run's folder: its options, its processes, its median step.
     (tmp_path / "config.toml").write_text('model = "gpt2"\nglobal-batch-tokens = 16384\n')
     own = plan("--model=gpt2", "--gpus=2", "--global-batch-tokens=16384")[0]["time"]["expected_seconds"]
-    lines = [{"run": {"mesh": {"world": 2}, "device": "NVIDIA H100 80GB HBM3"}}, *({"step_ms": own * 1e3 * factor} for factor in (9, 1.4, 1.5, 1.6, 0.1))]
+    lines = [{"run": {"mesh": {"world": 2}, "device": "NVIDIA H100 80GB HBM3, 79.2 GiB, CUDA 13.0 (driver for 13.0), flash attention"}}, *({"step_ms": own * 1e3 * factor} for factor in (9, 1.4, 1.5, 1.6, 0.1))]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     result = program.run("plan", *options, f"--measured={tmp_path}")
     assert "--measured: the median of 5 steps, " in result.stdout and "is 1.5 times" in result.stdout
@@ -422,14 +422,15 @@ def test_measured_steps_scale_times(tmp_path):
 
 @pytest.mark.parametrize("measured, says", [
     ("nothing", "--measured nothing: there is no nothing/metrics.jsonl; give the folder of a run, the seconds of a step, or a ratio such as x1.2"),
-    ("-3", "--measured -3: there is no -3/metrics.jsonl"), ("xnan", "--measured xnan: there is no xnan/metrics.jsonl"), ("0", "--measured 0: there is no")])
+    ("x1.1 --speed=100 --tokens=1B", "--measured corrects times, which --speed replaces"), ("-3", "--measured -3: there is no -3/metrics.jsonl"), ("xnan", "--measured xnan: there is no xnan/metrics.jsonl"), ("0", "--measured 0: there is no")])
 def test_what_measures_nothing_is_refused(measured, says):
-    assert says in refusal("--model=gpt2", "--gpus=8", f"--measured={measured}")
+    assert says in refusal("--model=gpt2", "--gpus=8", *f"--measured={measured}".split())
 
 
 @pytest.mark.parametrize("lines, says", [
-    ([], "has no step"), (['{"run": {"mesh": {"world": 1}, "device": "AMD EPYC, 4 threads"}}', '{"step_ms": 3}'], "it ran on AMD EPYC, 4 threads, which is no GPU that plans know"),
-    (['{"run": {"mesh": {"world": 1}, "device": "NVIDIA H100"}}', '{"step_ms": 3}', '{"step'], "is damaged after 1 step;")])
+    ([], "has no step"), (['{"run": {"mesh": {"world": 1}, "device": "AMD EPYC, 4 threads"}}', '{"step_ms": 3}'], "it ran on CPUs (AMD EPYC, 4 threads), whose times are not planned"),
+    (['{"run": {"mesh": {"world": 1}, "device": "NVIDIA X9, 9 GiB, CUDA 13.0"}}', '{"step_ms": 3}'], "it ran on NVIDIA X9, 9 GiB, CUDA 13.0, which is no GPU that plans know"),
+    (['{"run": {"mesh": {"world": 1}, "device": "NVIDIA H100, CUDA 13.0"}}', '{"step_ms": 3}', '{"step'], "is damaged after 1 step;")])
 def test_a_run_that_measures_nothing_is_refused(tmp_path, lines, says):
     (tmp_path / "config.toml").write_text('model = "gpt2"\n')
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
