@@ -43,8 +43,8 @@ class Sizes {
 
 constexpr Count other_length = 4096;  // of pretraining, which a configuration does not say
 
-// A model of which a token uses `active` of `experts` in a layer: parameters(n) counts those with n of them. `width` are
-// the elements of queries and values of all heads in a layer.
+// A model of which a token uses `active` of `experts` in a layer: parameters(n) counts those with n of them. `width`:
+// elements of queries and values of all heads in a layer.
 template <class Function>
 DescribedModel model_of_experts(const std::string& name, const std::string& description, const Sizes& of,
                                 const Function& parameters, Count experts, Count active, Count width) {

@@ -168,11 +168,11 @@ std::string time_text(const PlannedRun& run) {
     std::string text = fmt::format("{} a step at least, {} expected", human_seconds(*time.bound),
                                    human_seconds(time.expected));
     if (time.range)
-        text += fmt::format(", {} to {} by 80% of {}", human_seconds(time.range->low * time.expected),
+        text += fmt::format(", {} to {} in 80% of {}", human_seconds(time.range->low * time.expected),
                             human_seconds(time.range->high * time.expected), time.range->of);
     const auto largest =
         static_cast<std::size_t>(std::ranges::max_element(time.parts->of) - time.parts->of.begin());
-    return text + fmt::format("; {:.0f}% are {}; {} tokens/s, {} of each GPU, {:.1f}% of its peak{}",
+    return text + fmt::format("; {:.0f}% of it {}; {} tokens/s, {} of each GPU, {:.1f}% of its peak{}",
                               100 * time.parts->of[largest] / time.expected,
                               name_of(static_cast<TimePart>(largest)), human_count(time.tokens_per_second),
                               human_count(time.tokens_per_second / run.mesh->world()), 100 * utilization,

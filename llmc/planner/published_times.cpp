@@ -101,10 +101,9 @@ std::optional<PublishedRange> published_range(const GpuModel& gpu, DType dtype, 
                           (!of.is_fp8 || (of.is_fp8 == is_fp8 && is_16_bits)) &&
                           (!of.is_data_parallel || of.is_data_parallel == is_data_parallel);
         if (!fits) continue;
-        std::string name = fmt::format("{} steps on {}", of.count, name_of(generation));
+        std::string name = fmt::format("{} published steps on {}", of.count, name_of(generation));
         if (of.is_fp8) name += *of.is_fp8 ? " in fp8" : " in 16 bits";
-        if (of.is_data_parallel)
-            name += *of.is_data_parallel ? " of data parallelism alone" : " on other meshes";
+        if (of.is_data_parallel) name += *of.is_data_parallel ? ", data-parallel alone" : ", on other meshes";
         return PublishedRange{of.low, of.high, of.count, std::move(name)};
     }
     return std::nullopt;

@@ -21,7 +21,7 @@ TimeParts published_times(const GpuModel& gpu, bool is_fp8);
 struct PublishedRange {
     double low, high;
     int steps;
-    std::string of;  // which steps: "data-parallel steps on Hopper in bf16"
+    std::string of;  // which steps: "40 published steps on Hopper in 16 bits, data-parallel alone"
 };
 // Of this generation, format and kind of mesh; below five steps, of the next wider class. None if nobody has published
 // a step of this generation.

@@ -191,7 +191,7 @@ def test_what_is_published_is_named_or_taken():
         result = program.run("plan", "--model=llama3-8b", "--gpus=8", "--zero-stage=3", "--recompute=block", *options)
         assert note not in result.stdout and "8192 tokens" in " ".join(result.stdout.split())
     assert plan("--model=llama3-8b", "--gpus=8", "--tokens=1T", "--seq-len=1024")[0]["model"]["sequence_length"] == 1024
-    assert "published" not in program.run("plan", "--model=gpt2", "--gpus=8").stdout
+    assert "was published" not in program.run("plan", "--model=gpt2", "--gpus=8").stdout
 
 
 def test_a_picture_that_ends_early_says_so():
@@ -378,20 +378,20 @@ def test_what_a_step_consists_of(options, parts, largest):
 
 
 @pytest.mark.parametrize("options, steps", [
-    (["--gpu=A100"], "on Ampere in 16 bits of data parallelism alone"), (["--gpu=h100", "--network=25"], "on Hopper in 16 bits of data parallelism alone"),
-    (["--gpu=H200", "--gpus=2", "--tensor-parallel=2"], "on Hopper in 16 bits on other meshes"), (["--dtype=fp16"], "on Hopper in 16 bits of data parallelism alone"),
-    (["--fp8=delayed"], "on Hopper in fp8 of data parallelism alone"), (["--fp8=delayed", "--gpus=2", "--pipeline-parallel=2"], "on Hopper in fp8"),
-    (["--dtype=fp32"], "on Hopper"), (["--gpu=B200"], "on Blackwell in 16 bits"), (["--gpu=B200", "--gpus=2", "--tensor-parallel=2"], "on Blackwell in 16 bits on other meshes"),
+    (["--gpu=A100"], "on Ampere in 16 bits, data-parallel alone"), (["--gpu=h100", "--network=25"], "on Hopper in 16 bits, data-parallel alone"),
+    (["--gpu=H200", "--gpus=2", "--tensor-parallel=2"], "on Hopper in 16 bits, on other meshes"), (["--dtype=fp16"], "on Hopper in 16 bits, data-parallel alone"),
+    (["--fp8=delayed"], "on Hopper in fp8, data-parallel alone"), (["--fp8=delayed", "--gpus=2", "--pipeline-parallel=2"], "on Hopper in fp8"),
+    (["--dtype=fp32"], "on Hopper"), (["--gpu=B200"], "on Blackwell in 16 bits"), (["--gpu=B200", "--gpus=2", "--tensor-parallel=2"], "on Blackwell in 16 bits, on other meshes"),
     (["--gpu=4090"], None), (["--gpu=5090"], None), (["--measured=0.5"], None)])
 def test_the_range_is_that_of_published_steps_of_the_kind(options, steps):
     options = ["--model=gpt2", "--gpus=1", *options]
     time = plan(*options)[0]["time"]
     text = " ".join(program.run("plan", *options).stdout.split())
     if steps is None:
-        assert time["low_seconds"] is time["high_seconds"] is time["range_of"] is None and "by 80%" not in text
+        assert time["low_seconds"] is time["high_seconds"] is time["range_of"] is None and "in 80% of" not in text
         return
-    count, of = time["range_of"].split(" steps ")
-    assert of == steps and int(count) >= 5 and f" by 80% of {time['range_of']};" in text
+    count, of = time["range_of"].split(" published steps ")
+    assert of == steps and int(count) >= 5 and f" in 80% of {time['range_of']};" in text
     assert 0.5 * time["expected_seconds"] < time["low_seconds"] < time["expected_seconds"] < time["high_seconds"] < 1.5 * time["expected_seconds"]
 
 
