@@ -44,7 +44,8 @@ def is_made(path):
 def exists(path):
     """A file may be named without its folder; NAME stands for any name."""
     pattern = path.rstrip("/").replace("NAME", "*")
-    return any(ROOT.glob(pattern)) or ("/" not in pattern and any(ROOT.glob(f"[!.]*/**/{pattern}")))
+    anywhere = ROOT.glob(f"[!.]*/**/{pattern}") if "/" not in pattern else []
+    return any(ROOT.glob(pattern)) or any(not is_made(str(found.parent.relative_to(ROOT))) for found in anywhere)
 
 
 def named_targets(document):
