@@ -151,7 +151,7 @@ bool would_fit(const RunSpec& spec, const FindNeeds& find, std::int64_t micro_ba
     RunSpec smallest = spec;
     smallest.micro_batch_sequences = 1;
     const Offload& offload = spec.mesh.sharding.offload;  // takes gradients along
-    if (!offload.has_state() && !offload.has_parameters() &&
+    if (spec.trains && !offload.has_state() && !offload.has_parameters() &&
         !fits(spec.machine, static_cast<std::size_t>(std::min(least_memory(smallest), most_memory))))
         return false;
     for (std::optional size = micro_batch; size; size = smaller_micro_batch(spec, *size)) {

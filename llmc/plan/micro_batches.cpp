@@ -13,7 +13,8 @@ namespace {
 
 // Larger values are typing errors. The limits keep sizes within 64 bits and a step's list of actions small.
 constexpr std::int64_t largest_micro_batch = 1 << 14;
-constexpr std::int64_t most_block_passes = 1 << 18;  // micro-batches times layers
+constexpr std::int64_t most_block_passes = 1 << 18,  // micro-batches times layers
+    most_layers = 1 << 11;  // a plan lists what each does, and takes a second for the most
 
 // The positive multiple nearest to `value`, rounded down if there is one.
 std::int64_t multiple_near(std::int64_t value, std::int64_t multiple) {
@@ -106,10 +107,15 @@ std::int64_t choose_micro_batch(const RunSpec& spec) {
 }
 
 std::int64_t most_micro_batches(const RunSpec& spec) {
-    return most_block_passes / std::max<std::int64_t>(1, spec.model.layers());
+    const std::int64_t layers = spec.model.layers();
+    return layers > most_layers ? 0 : most_block_passes / std::max<std::int64_t>(1, layers);
 }
 
 void check_layers(const RunSpec& spec, std::int64_t micro_batches) {
+    const std::int64_t layers = spec.model.layers();
+    if (layers > most_layers)
+        refuse({"layers", layers, most_layers, fmt::format("--layers {}", most_layers)},
+               "--layers {} is out of range; give 1 to {}", layers, most_layers);
     if (micro_batches > most_micro_batches(spec))
         refuse({"passes of a step", saturated_product(spec.model.layers(), micro_batches), most_block_passes,
                 fmt::format("--layers {}", most_block_passes / micro_batches)},

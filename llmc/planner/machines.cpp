@@ -134,9 +134,14 @@ PlannedMachines machines_of(const PlanOptions& asked, const Options& options, in
     machines.nvme_write = 1e9 * asked.nvme_write.value_or(2.5);
     if (machines.gpu) {
         machines.sizes = std::make_unique<cuda::GpuSizes>(machines.gpu->chip);
-        machines.usable = static_cast<std::size_t>((machines.gpu->gib - 1) * gib);
+        if (asked.reserve() >= machines.gpu->gib)
+            user_error("--reserve {} leaves nothing of a GPU's {} GiB; give less", asked.reserve(),
+                       machines.gpu->gib);
+        machines.usable = static_cast<std::size_t>((machines.gpu->gib - asked.reserve()) * gib);
         return machines;
     }
+    if (asked.reserve_gib)
+        user_error("--reserve is of a GPU's memory, and this plan has CPUs; leave it out, or give --gpus");
     auto sizes = std::make_unique<CpuSizes>(threads_of_process(machines.ranks_of_node));
     if (machines.host_bytes == 0) machines.host_bytes = static_cast<double>(sizes->available_memory());
     machines.usable = static_cast<std::size_t>(machines.host_bytes / machines.ranks_of_node);

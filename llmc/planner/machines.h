@@ -22,8 +22,7 @@ struct PlannedMachines {
     int nodes = 1, ranks_of_node = 1;
     double host_bytes = 0, nvme_bytes = 0;  // of a node; 0: not known
     double nvme_read = 0, nvme_write = 0;   // bytes/s of a node's disks
-    // The memory of a rank for its arenas: on a GPU 1 GiB less than a process sees, for CUDA's context and NCCL. 0: not
-    // known.
+    // The memory of a rank for its arenas: on a GPU what a process sees, less --reserve. 0: not known.
     std::size_t usable = 0;
     // The same of the host's memory beside a GPU, and of the disks.
     std::size_t usable_host() const { return gpu ? share_of(host_bytes) : 0; }

@@ -19,6 +19,7 @@
 #include "llmc/core/error.h"
 #include "llmc/core/standard_streams.h"
 #include "llmc/io/files.h"
+#include "llmc/planner/changes.h"
 #include "llmc/planner/configure.h"
 #include "llmc/planner/foreign_options.h"
 #include "llmc/planner/levers.h"
@@ -69,7 +70,7 @@ int plan(Console& console, const ForeignOptions& foreign) {
         require_new(given.asked.config);
         if (!given.asked.measured.empty() && !given.asked.measured_ratio())
             arguments.push_back(fmt::format("--measured=x{}", measured_ratio(arguments, given, measured)));
-        run = given.asked.search ? searched_run(arguments) : planned_run(arguments, text);
+        run = given.asked.search ? searched_run(arguments) : explained_run(arguments, text);
     }
     if (run) run->notes.insert(run->notes.begin(), foreign.notes.begin(), foreign.notes.end());
     if (run && !measured.empty()) run->notes.push_back("--measured: " + measured);

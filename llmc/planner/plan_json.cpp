@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "llmc/core/text.h"
+#include "llmc/planner/best_meshes.h"
 #include "llmc/planner/links.h"
 #include "llmc/planner/plan_report.h"
 #include "llmc/train/records.h"
@@ -19,7 +20,8 @@ Json rule_json(const Rule& rule) {
     return {{"rule", rule.rule},
             {"value", rule.value},
             {"limit", rule.limit},
-            {"change", rule.change.empty() ? Json() : Json(rule.change)}};
+            {"change", rule.change.empty() ? Json() : Json(rule.change)},
+            {"changes_numbers", changes_numbers(rule.change)}};
 }
 
 Json model_json(const PlannedRun& run) {

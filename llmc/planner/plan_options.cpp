@@ -117,6 +117,13 @@ void add_plan_options(CLI::App& app, PlanOptions& options) {
     };
     add_number("gpu-memory", options.gpu_gib, "N", gib_in, "GiB of one GPU, such as 79.2",
                "GiB of a GPU that a process sees, in place of the table's");
+    add("reserve", "GIB",
+        "GiB of a GPU to leave to CUDA's context, NCCL and other programs (default: 1, in searches 2)",
+        [&options, gib_in](const std::string& name, const std::string& text) {
+            options.reserve_gib = gib_in(text);
+            if (!options.reserve_gib || *options.reserve_gib < 0)
+                user_error("--{} '{}' is not a number of GiB, such as 2", name, one_line(text));
+        });
     add_number("gpu-tflops", options.gpu_tflops, "N", number_in, "TFLOP/s, such as 989",
                "Dense bf16 TFLOP/s of a GPU, in place of the table's");
     add_number("gpu-bandwidth", options.gpu_bandwidth, "N", number_in, "GB/s, such as 3350",
@@ -167,6 +174,10 @@ void add_plan_options(CLI::App& app, PlanOptions& options) {
 }
 
 }  // namespace
+
+double PlanOptions::reserve() const {
+    return reserve_gib.value_or(search ? reserve_of_search : reserve_of_plan);
+}
 
 std::optional<double> PlanOptions::measured_seconds() const {
     const auto number = number_in(measured);

@@ -10,14 +10,19 @@
 
 namespace llmc {
 
+// GiB of a GPU for CUDA's context, its libraries and NCCL; a search leaves more, since no plan knows these exactly.
+inline constexpr double reserve_of_plan = 1, reserve_of_search = 2;
+
 struct PlanOptions {
     std::string gpu;  // a name (device/gpu_table.h), or several with commas; empty: not given
     std::optional<std::int64_t> gpus, processes,
         nodes;  // two names of one number: the processes of the run in all
     std::optional<double> gpu_gib, gpu_tflops, gpu_bandwidth;  // GiB that a process sees; bf16; 1e9 bytes/s
     std::optional<double> network;                             // 1e9 bytes/s of a GPU, one direction
-    std::optional<double> host_bytes, nvme_bytes;              // of a node
-    std::optional<double> nvme_read, nvme_write;               // 1e9 bytes/s of a node's disks
+    std::optional<double>
+        reserve_gib;  // of a GPU's memory, for what is not the run's; not given: by reserve()
+    std::optional<double> host_bytes, nvme_bytes;  // of a node
+    std::optional<double> nvme_read, nvme_write;   // 1e9 bytes/s of a node's disks
     std::optional<double> tokens, price, speed,
         lost;                          // of the run; USD an hour; tokens/s of a GPU; a fraction
     std::optional<double> parameters;  // of a nominal size, without an architecture
@@ -27,6 +32,7 @@ struct PlanOptions {
     // --measured: a run's folder, the seconds of a step, or "x" and how many times as long as planned a step takes.
     std::string measured;
     std::optional<double> measured_seconds() const, measured_ratio() const;
+    double reserve() const;    // GiB
     std::string from, config;  // the files of --from (foreign_options.h) and of --write-config
 };
 

@@ -13,6 +13,7 @@
 #include "llmc/core/version.h"
 #include "llmc/io/checkpoint.h"
 #include "llmc/plan/pipeline_estimate.h"
+#include "llmc/planner/best_meshes.h"
 #include "llmc/planner/links.h"
 #include "llmc/train/pipeline_report.h"
 #include "llmc/train/report.h"
@@ -41,8 +42,8 @@ std::string verdict_text(const PlannedRun& run) {
     const std::size_t bytes = run.needs->largest_memory();
     const std::string of = fmt::format(
         "{} of {}", human_bytes(bytes),
-        run.machines.gpu ? fmt::format("{}, which is a GPU less 1 GiB for CUDA's context and NCCL",
-                                       human_bytes(run.machines.usable))
+        run.machines.gpu ? fmt::format("{}, which is a GPU less {} GiB for CUDA's context and NCCL",
+                                       human_bytes(run.machines.usable), run.asked.reserve())
                          : fmt::format("{} a process", human_bytes(run.machines.usable)));
     switch (run.verdict) {
         case Verdict::fits:
@@ -107,8 +108,9 @@ std::string checkpoint_text(const Model& model) {
 std::string rule_text(const Rule& rule) {
     const bool is_memory = rule.rule == memory_rule || rule.rule == host_rule || rule.rule == disk_rule;
     const auto count = [&](std::int64_t value) { return is_memory ? human_bytes(value) : grouped(value); };
-    return fmt::format("{}: {} against {}{}", rule.rule, count(rule.value), count(rule.limit),
-                       rule.change.empty() ? "" : "; add " + rule.change);
+    return fmt::format("{}: {} against {}{}{}", rule.rule, count(rule.value), count(rule.limit),
+                       rule.change.empty() ? "; nothing is known that mends it" : "; add " + rule.change,
+                       changes_numbers(rule.change) ? ", which changes the numbers of the training" : "");
 }
 
 // "14 GB of weights + 14 of gradients + 56 of optimizer = 84 GB"

@@ -17,7 +17,6 @@
 #include "llmc/comm/host_communicator.h"
 #include "llmc/comm/launcher.h"
 #include "llmc/core/text.h"
-#include "llmc/plan/memory_limit.h"
 #include "llmc/plan/micro_batches.h"
 #include "llmc/plan/step_time.h"
 #include "llmc/plan/whole_pipeline.h"
@@ -150,10 +149,7 @@ void plan_memory(PlannedRun& run) {
             run.why_not.push_back({std::string(rule), static_cast<std::int64_t>(bytes),
                                    static_cast<std::int64_t>(usable), std::move(change)});
     };
-    const FindNeeds find(sizes, run.staging_bytes);
-    if (run.needs->largest_memory() > run.machines.usable)
-        exceeds(memory_rule, run.needs->largest_memory(), run.machines.usable,
-                remedy_of(*run.needs, find).as_options());
+    exceeds(memory_rule, run.needs->largest_memory(), run.machines.usable, "");
     exceeds(host_rule, run.needs->largest_host_memory(), run.machines.usable_host(),
             change_from_host(run.mesh->sharding.offload));
     exceeds(disk_rule, run.needs->largest_disk(), run.machines.usable_disk(), "");
@@ -314,35 +310,8 @@ PlannedRun planned(const std::vector<std::string>& arguments, std::string& text)
         run.why_not.push_back(broken.rule);
         if (run.spec) run.estimate = time_without_limits(run);
     }
-    // The number of processes has the name by which it was given.
-    constexpr std::string_view processes = "--processes";
-    for (Rule& rule : run.why_not) {
-        const std::size_t place = rule.change.find(processes);
-        if (run.asked.gpus && place != std::string::npos)
-            rule.change.replace(place, processes.size(), "--gpus");
-    }
     run.notes.insert(run.notes.begin(), run.options.notes.begin(), run.options.notes.end());
     return run;
-}
-
-// The change that mends the run: after that of the first broken rule, another rule may be broken. Empty if that leads
-// nowhere.
-std::string whole_change(const std::vector<std::string>& arguments, const Rule& first) {
-    constexpr int most_changes = 8;
-    std::string change = first.change;
-    std::string more = change;
-    for (int i = 0; i < most_changes && !more.empty(); ++i) {
-        std::string unused;
-        try {
-            const PlannedRun run = planned(with_options(arguments, change), unused);
-            if (run.why_not.empty()) return change;
-            more = run.why_not.front().change;
-            if (!more.empty()) change += " " + more;
-        } catch (const UserError&) {
-            return "";
-        }
-    }
-    return "";
 }
 
 // Errors that belong to a setting of the configuration file name its line.
@@ -484,7 +453,6 @@ std::optional<BesideArenas> PlannedRun::beside() const {
 std::optional<PlannedRun> planned_run(const std::vector<std::string>& arguments, std::string& text) {
     PlannedRun run = planned(arguments, text);
     if (!text.empty()) return std::nullopt;
-    for (Rule& rule : run.why_not) rule.change = whole_change(arguments, rule);
     return run;
 }
 

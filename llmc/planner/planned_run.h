@@ -46,6 +46,7 @@ struct Cost {
 struct Found {
     std::string options{};  // beyond those that were given
     int gpus = 0;
+    std::int64_t batch_tokens = 0;
     std::size_t bytes = 0;  // of the stage that needs most
     double tokens_per_second = 0;
     std::optional<double> dollars{};  // for 1e9 tokens
@@ -54,6 +55,7 @@ struct Found {
 struct Search {
     std::int64_t considered = 0,
                  simulated = 0;  // runs that a bound was found for, and whose step was simulated
+    double most_speed = 0;       // tokens/s that no run of a number of GPUs exceeds
     std::vector<Found> best;     // at most ten
     // Where the number of GPUs is open: the fewest that fit, the best of all, and the fewest that end in --days.
     std::optional<Found> fewest{}, cheapest{}, in_time{};
@@ -147,7 +149,8 @@ struct Estimate {
 std::optional<Estimate> estimate_of(const std::vector<std::string>& arguments, bool must_fit);
 
 // Plans the run of a command line without the word "plan". For --help returns nothing and puts the output into `text`.
-// UserError for options without a meaning; options that only break a rule get a plan that says so.
+// UserError for options without a meaning; options that only break a rule get a plan that says so (changes.h: and what
+// would mend it).
 std::optional<PlannedRun> planned_run(const std::vector<std::string>& arguments, std::string& text);
 
 }  // namespace llmc

@@ -13,8 +13,4 @@ namespace llmc {
 // open, that with the fewest that fit, or that end the run in --days. UserError if there is nothing to compare.
 PlannedRun searched_run(const std::vector<std::string>& arguments);
 
-// The best meshes for one GPU model and number: of `run`, only what read() finds. Without `uses_bounds` it simulates
-// all, in place of those alone that may be among the best: for the test that they are the same.
-Search best_meshes(const PlannedRun& run, bool uses_bounds = true);
-
 }  // namespace llmc
