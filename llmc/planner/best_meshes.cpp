@@ -99,13 +99,15 @@ namespace {
 constexpr std::string_view disk_options = "--nvme-dir DIR";
 
 // The options that keep state beside the GPUs, in a tier of the host.
-std::vector<std::string> offloads(const PlannedRun& run, std::string_view tier) {
+std::vector<std::string> offloads(const PlannedRun& run, std::string_view tier, Fixed fixed) {
     const Options& options = run.options;
-    const auto may_move = [&](const std::string& now) {
-        return now == "none" || (now == "cpu" && tier == "nvme");
+    const auto may_move = [&](std::string_view option, const std::string& now) {
+        return fixed == Fixed::given ? !options.is_given(option)
+                                     : now == "none" || (now == "cpu" && tier == "nvme");
     };
-    const bool may_state = may_move(options.offload_optimizer) && options.moments_dtype != "8bit",
-               may_parameters = may_move(options.offload_parameters);
+    const bool may_state = may_move("offload-optimizer", options.offload_optimizer) &&
+                           options.moments_dtype != "8bit",
+               may_parameters = may_move("offload-parameters", options.offload_parameters);
     const std::string disk =
                           tier == "nvme" && options.nvme_dir.empty() ? fmt::format(" {}", disk_options) : "",
                       state = fmt::format("--offload-optimizer {}", tier),
@@ -113,7 +115,7 @@ std::vector<std::string> offloads(const PlannedRun& run, std::string_view tier) 
     std::vector<std::string> found;
     if (may_state) found.push_back(state + disk);
     if (may_parameters) found.push_back(parameters + disk);
-    if (may_state && may_parameters) found.push_back(state + " " + parameters + disk);
+    if (may_state && may_parameters) found.push_back(fmt::format("{} {}{}", state, parameters, disk));
     return found;
 }
 
@@ -137,7 +139,7 @@ std::vector<std::string> formats(const PlannedRun& run, Fixed fixed) {
     for (const std::string& master : masters)
         for (const std::string& moment : moments)
             for (const std::string& gradient : gradients)
-                if (const std::string all = gradient + moment + master; !all.empty())
+                if (const std::string all = fmt::format("{}{}{}", gradient, moment, master); !all.empty())
                     found.push_back(all.substr(1));
     return found;
 }
@@ -181,15 +183,17 @@ Search best_with(const PlannedRun& run, const std::vector<std::string>& alternat
 
 Search best_with_less(const PlannedRun& run, ModelTimes& passes, const Listed& listed, Fixed fixed) {
     std::vector<std::string> beside;
-    if (run.machines.host_bytes > 0) beside = offloads(run, "cpu");
+    if (run.machines.host_bytes > 0) beside = offloads(run, "cpu", fixed);
     const bool has_disk = run.machines.nvme_bytes > 0 || !run.options.nvme_dir.empty();
-    const std::vector<std::string> on_disk = offloads(run, "nvme");
+    const std::vector<std::string> on_disk = offloads(run, "nvme", fixed);
     if (has_disk) beside.insert(beside.end(), on_disk.begin(), on_disk.end());
-    std::vector<std::vector<std::string>> levels = {{""}};
+    // A search has tried the first of these: the mesh alone.
+    std::vector<std::vector<std::string>> levels(1);
+    if (fixed == Fixed::memory) levels[0].emplace_back();
     levels[0].insert(levels[0].end(), beside.begin(), beside.end());
     for (const std::string& format : formats(run, fixed)) {
         std::vector<std::string> level = {format};
-        for (const std::string& offload : beside) level.push_back(format + " " + offload);
+        for (const std::string& offload : beside) level.push_back(fmt::format("{} {}", format, offload));
         levels.push_back(std::move(level));
     }
     if (!has_disk) levels.push_back(on_disk);
