@@ -106,8 +106,9 @@ std::int64_t choose_micro_batch(const RunSpec& spec) {
     return given;
 }
 
-std::int64_t most_micro_batches(const RunSpec& spec) {
-    const std::int64_t layers = spec.model.layers();
+std::int64_t most_micro_batches(const RunSpec& spec) { return most_micro_batches(spec.model.layers()); }
+
+std::int64_t most_micro_batches(std::int64_t layers) {
     return layers > most_layers ? 0 : most_block_passes / std::max<std::int64_t>(1, layers);
 }
 

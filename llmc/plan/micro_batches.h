@@ -28,6 +28,7 @@ void check_groups(const RunSpec& spec, std::int64_t micro_batch);
 
 // The largest number of micro-batches that a step may have. UserError if it has more with
 // micro-batches of this size.
+std::int64_t most_micro_batches(std::int64_t layers);
 std::int64_t most_micro_batches(const RunSpec& spec);
 void check_micro_batches(const RunSpec& spec, std::int64_t micro_batch);
 // The same limit for a step of `micro_batches`: UserError if there are too many layers.

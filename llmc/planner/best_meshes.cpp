@@ -6,9 +6,13 @@
 #include <atomic>
 #include <future>
 #include <optional>
+#include <set>
+#include <span>
 #include <string_view>
 #include <thread>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 #include "llmc/core/error.h"
 
@@ -56,6 +60,57 @@ void keep_best(std::vector<Found>& best, const Found& found, std::size_t most) {
     if (best.size() > most) best.pop_back();
 }
 
+namespace {
+
+// Simulates candidates, and keeps the best that fit.
+class Trials {
+  public:
+    Trials(const PlannedRun& run, const Listed& listed, Search& search)
+        : run_(run), listed_(listed), search_(search) {}
+
+    // Some at a time, so that all processors have work, and the result does not depend on their number.
+    static constexpr std::size_t at_once = 16;
+
+    void of(std::span<const Candidate> candidates) {
+        std::vector<std::optional<Estimate>> estimates(candidates.size());
+        for_each_in_parallel(candidates.size(), [&](std::size_t i) {
+            estimates[i] =
+                estimate_of(with_options(run_.arguments, candidates[i].options), /*must_fit*/ true);
+        });
+        for (std::size_t i = 0; i < estimates.size(); ++i) {
+            if (!estimates[i] || !estimates[i]->fits()) continue;
+            ++search_.simulated;
+            const double speed = estimates[i]->tokens_per_second;
+            keep_best(search_.best,
+                      {.options = candidates[i].options,
+                       .gpus = run_.processes,
+                       .batch_tokens = *run_.options.global_batch_tokens,
+                       .bytes = estimates[i]->bytes,
+                       .tokens_per_second = speed,
+                       .dollars = dollars_of(run_, speed),
+                       .rank = speed},
+                      listed_.most);
+        }
+    }
+
+  private:
+    const PlannedRun& run_;
+    const Listed& listed_;
+    Search& search_;
+};
+
+// Of each number of tensor-parallel ranks and stages the one with the least memory, the least of all first.
+std::vector<Candidate> with_least_memory(std::vector<Candidate> candidates, std::size_t most) {
+    const auto mesh = [](const Candidate& of) { return std::pair(of.tensor, of.stages); };
+    std::ranges::stable_sort(candidates, {}, &Candidate::least_bytes);
+    std::set<std::pair<int, int>> seen;
+    std::erase_if(candidates, [&](const Candidate& of) { return !seen.insert(mesh(of)).second; });
+    candidates.resize(std::min(candidates.size(), most));
+    return candidates;
+}
+
+}  // namespace
+
 Search best_meshes(const PlannedRun& run, ModelTimes& passes, const Listed& listed, Fixed fixed,
                    bool uses_bounds) {
     Search search;
@@ -65,31 +120,16 @@ Search best_meshes(const PlannedRun& run, ModelTimes& passes, const Listed& list
     const auto batch = static_cast<double>(*run.options.global_batch_tokens);
     const double ratio = run.asked.measured_ratio().value_or(1);
     if (!all.empty()) search.most_speed = batch / (ratio * all.front().least_seconds);
-    // Some at a time, so that all processors have work, and the result does not depend on their number.
-    constexpr std::size_t at_once = 16;
-    for (std::size_t begin = 0; begin < all.size(); begin += at_once) {
+    Trials trials(run, listed, search);
+    if (listed.tried_for_memory > 0) {
+        trials.of(with_least_memory(all, listed.tried_for_memory));
+        if (search.best.empty()) return search;
+    }
+    const std::size_t tried = listed.tried > 0 ? std::min(all.size(), listed.tried) : all.size();
+    for (std::size_t begin = 0; begin < tried; begin += Trials::at_once) {
         const double most = batch / (ratio * all[begin].least_seconds);
         if (uses_bounds && most < listed.at_least_faster * least_speed(search.best, listed)) break;
-        const std::size_t end = std::min(all.size(), begin + at_once);
-        std::vector<std::optional<Estimate>> estimates(end - begin);
-        for_each_in_parallel(end - begin, [&](std::size_t i) {
-            estimates[i] =
-                estimate_of(with_options(run.arguments, all[begin + i].options), /*must_fit*/ true);
-        });
-        for (std::size_t i = 0; i < estimates.size(); ++i) {
-            if (!estimates[i] || !estimates[i]->fits()) continue;
-            ++search.simulated;
-            const double speed = estimates[i]->tokens_per_second;
-            keep_best(search.best,
-                      {.options = all[begin + i].options,
-                       .gpus = run.processes,
-                       .batch_tokens = *run.options.global_batch_tokens,
-                       .bytes = estimates[i]->bytes,
-                       .tokens_per_second = speed,
-                       .dollars = dollars_of(run, speed),
-                       .rank = speed},
-                      listed.most);
-        }
+        trials.of(std::span(all).subspan(begin, std::min(tried - begin, Trials::at_once)));
     }
     return search;
 }
@@ -98,24 +138,25 @@ namespace {
 
 constexpr std::string_view disk_options = "--nvme-dir DIR";
 
-// The options that keep state beside the GPUs, in a tier of the host.
-std::vector<std::string> offloads(const PlannedRun& run, std::string_view tier, Fixed fixed) {
+// The options that keep state elsewhere than the run does, in these tiers; `of_disk`: only those that use a disk.
+std::vector<std::string> offloads(const PlannedRun& run, const std::vector<std::string>& tiers, Fixed fixed,
+                                  bool of_disk) {
     const Options& options = run.options;
-    const auto may_move = [&](std::string_view option, const std::string& now) {
-        return fixed == Fixed::given ? !options.is_given(option)
-                                     : now == "none" || (now == "cpu" && tier == "nvme");
+    const auto choices = [&](std::string_view option, const std::string& now, bool may_move) {
+        return (fixed == Fixed::given && options.is_given(option)) || !may_move ? std::vector{now} : tiers;
     };
-    const bool may_state = may_move("offload-optimizer", options.offload_optimizer) &&
-                           options.moments_dtype != "8bit",
-               may_parameters = may_move("offload-parameters", options.offload_parameters);
-    const std::string disk =
-                          tier == "nvme" && options.nvme_dir.empty() ? fmt::format(" {}", disk_options) : "",
-                      state = fmt::format("--offload-optimizer {}", tier),
-                      parameters = fmt::format("--offload-parameters {}", tier);
     std::vector<std::string> found;
-    if (may_state) found.push_back(state + disk);
-    if (may_parameters) found.push_back(parameters + disk);
-    if (may_state && may_parameters) found.push_back(fmt::format("{} {}{}", state, parameters, disk));
+    for (const std::string& parameters :
+         choices("offload-parameters", options.offload_parameters, options.reshard_after_forward))
+        for (const std::string& state :
+             choices("offload-optimizer", options.offload_optimizer, options.moments_dtype != "8bit")) {
+            std::string text;
+            if (state != options.offload_optimizer) text += " --offload-optimizer " + state;
+            if (parameters != options.offload_parameters) text += " --offload-parameters " + parameters;
+            const bool is_on_disk = text.find("nvme") != std::string::npos;
+            if (is_on_disk && options.nvme_dir.empty()) text.append(" ").append(disk_options);
+            if (!text.empty() && (is_on_disk || !of_disk)) found.push_back(text.substr(1));
+        }
     return found;
 }
 
@@ -182,11 +223,11 @@ Search best_with(const PlannedRun& run, const std::vector<std::string>& alternat
 }
 
 Search best_with_less(const PlannedRun& run, ModelTimes& passes, const Listed& listed, Fixed fixed) {
-    std::vector<std::string> beside;
-    if (run.machines.host_bytes > 0) beside = offloads(run, "cpu", fixed);
     const bool has_disk = run.machines.nvme_bytes > 0 || !run.options.nvme_dir.empty();
-    const std::vector<std::string> on_disk = offloads(run, "nvme", fixed);
-    if (has_disk) beside.insert(beside.end(), on_disk.begin(), on_disk.end());
+    std::vector<std::string> tiers = {"none"};
+    if (run.machines.host_bytes > 0) tiers.emplace_back("cpu");
+    if (has_disk) tiers.emplace_back("nvme");
+    const std::vector<std::string> beside = offloads(run, tiers, fixed, false);
     // A search has tried the first of these: the mesh alone.
     std::vector<std::vector<std::string>> levels(1);
     if (fixed == Fixed::memory) levels[0].emplace_back();
@@ -196,7 +237,7 @@ Search best_with_less(const PlannedRun& run, ModelTimes& passes, const Listed& l
         for (const std::string& offload : beside) level.push_back(fmt::format("{} {}", format, offload));
         levels.push_back(std::move(level));
     }
-    if (!has_disk) levels.push_back(on_disk);
+    if (!has_disk) levels.push_back(offloads(run, {"none", "cpu", "nvme"}, fixed, true));
     Search all;
     for (const std::vector<std::string>& level : levels) {
         Search found = best_with(run, level, passes, listed, fixed);

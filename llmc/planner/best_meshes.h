@@ -18,6 +18,8 @@ struct Listed {
     double others = 0, needed = 0;
     // Runs that a bound does not show to be so many times as fast as a listed one may be left out.
     double at_least_faster = 1;
+    // The most runs to simulate, and how many of those with the least memory must show first that any fits; 0: all.
+    std::size_t tried = 0, tried_for_memory = 0;
 };
 
 // The best meshes, micro-batches and recomputations of `run`, of which only what read() finds is used. Without

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "llmc/core/error.h"
+#include "llmc/plan/micro_batches.h"
 #include "llmc/plan/run_plan.h"
 #include "llmc/train/run_spec.h"
 
@@ -85,37 +86,30 @@ std::vector<Candidate> Candidates::all() {
     return std::move(found_);
 }
 
-// All numbers; the given one; or that of the run, and all larger ones, which need less memory.
+// The given number, or all; stages of ZeRO that need less memory than that of the run.
 std::vector<int> Candidates::choices(std::string_view option, std::int64_t given,
                                      const std::vector<int>& all) const {
     const auto own = static_cast<int>(given);
-    if (fixed_ == Fixed::given && !options_.is_given(option)) return all;
-    std::vector<int> found = {own};
     const bool has_layers = option == "pipeline-parallel" && !options_.pipeline_layers.empty();
-    if (fixed_ == Fixed::memory && !has_layers)
-        std::ranges::copy_if(all, std::back_inserter(found), [&](int number) { return number > own; });
+    if (has_layers || (fixed_ == Fixed::given && options_.is_given(option))) return {own};
+    if (fixed_ == Fixed::given || option != "zero-stage") return all;
+    std::vector<int> found;
+    std::ranges::copy_if(all, std::back_inserter(found), [&](int number) { return number >= own; });
     return found;
 }
 
 std::vector<PipelineSchedule> Candidates::schedules() const {
-    const bool is_given = options_.is_given("pipeline-schedule") || options_.is_given("virtual-stages") ||
-                          (fixed_ == Fixed::memory && options_.pipeline_parallel > 1);
-    if (!is_given)
-        return {PipelineSchedule::one_f_one_b, PipelineSchedule::interleaved, PipelineSchedule::zb_h1};
-    std::vector schedules = {options_.kind_of_pipeline_schedule()};
-    // The other schedules keep the activations of all micro-batches.
-    const bool keeps_all = schedules[0] == PipelineSchedule::gpipe || schedules[0] == PipelineSchedule::naive;
-    if (fixed_ == Fixed::memory && keeps_all) schedules.push_back(PipelineSchedule::one_f_one_b);
-    return schedules;
+    const bool is_given = options_.is_given("pipeline-schedule") || options_.is_given("virtual-stages");
+    if (fixed_ == Fixed::given && is_given) return {options_.kind_of_pipeline_schedule()};
+    return {PipelineSchedule::one_f_one_b, PipelineSchedule::interleaved, PipelineSchedule::zb_h1};
 }
 
 // Chunks of as many layers, where the stages have as many.
 std::vector<int> Candidates::chunks_of(const Candidate& mesh) const {
-    if (options_.is_given("virtual-stages")) return {options_.chunks_of_stage()};
+    if (fixed_ == Fixed::given && options_.is_given("virtual-stages")) return {options_.chunks_of_stage()};
     if (mesh.schedule == PipelineSchedule::breadth_first)
         return {static_cast<int>(options_.layers() / mesh.stages)};
     if (mesh.schedule != PipelineSchedule::interleaved) return {1};
-    if (fixed_ == Fixed::memory && options_.pipeline_parallel > 1) return {options_.chunks_of_stage()};
     std::vector<int> all;
     for (int chunks = 2; chunks <= 8; ++chunks)
         if (options_.layers() % mesh.stages != 0 || options_.layers() % (mesh.stages * chunks) == 0)
@@ -164,7 +158,7 @@ std::vector<std::string_view> Candidates::recomputes() const {
 void Candidates::add_micro_batches(Candidate mesh, int data, std::int64_t sequences) {
     for (const std::int64_t size : micro_batches_of(sequences)) {
         mesh.micro_batch = size;
-        if (sequences % size != 0) continue;
+        if (sequences % size != 0 || sequences / size > most_micro_batches(options_.layers())) continue;
         if (mesh.schedule == PipelineSchedule::interleaved && sequences / size % mesh.stages != 0) continue;
         for (const std::string_view recompute : recomputes()) {
             mesh.recompute = recompute;
@@ -196,10 +190,11 @@ void Candidates::add(Candidate mesh, int data, std::int64_t micro_batches) {
     ++considered_;
     const auto times = static_cast<double>(micro_batches);
     const Shares state = least_state(mesh, data);
+    const double activations = least_activations(mesh, *pass, times);
     const auto exceeds = [](double bytes, std::size_t usable) {
         return usable > 0 && bytes > margin_of_bounds * static_cast<double>(usable);
     };
-    if (uses_bounds_ && (exceeds(state.gpu + least_activations(mesh, *pass, times), run_.machines.usable) ||
+    if (uses_bounds_ && (exceeds(state.gpu + activations, run_.machines.usable) ||
                          exceeds(state.host, run_.machines.usable_host()) ||
                          exceeds(state.disk, run_.machines.usable_disk())))
         return;
@@ -207,6 +202,7 @@ void Candidates::add(Candidate mesh, int data, std::int64_t micro_batches) {
     mesh.least_seconds = std::max({compute, least_exchange(mesh, data, times),
                                    least_offload(mesh, data, times, compute - pass->forward / mesh.stages)}) /
                          margin_of_bounds;
+    mesh.least_bytes = state.gpu + activations;
     mesh.options = text_of(mesh);
     found_.push_back(mesh);
 }
@@ -274,8 +270,8 @@ double Candidates::least_activations(const Candidate& mesh, const ModelTime& pas
     return layers * std::min<double>(micro_batches, mesh.stages) / mesh.stages;
 }
 
-// The bytes of an average rank's share of the state. A host that updates has the gradients and parameters too. What is
-// offloaded leaves a few layers' parameters and gradients.
+// The bytes of an average rank's share of the state. A host that updates has the gradients and parameters too, also
+// where a disk has the rest. What is offloaded leaves a few layers' parameters and gradients.
 Candidates::Shares Candidates::least_state(const Candidate& mesh, int data) const {
     const bool is_fp32 = options_.compute_dtype() == DType::fp32;
     const double moments = 2 * static_cast<double>(size_of(options_.kept_moments_dtype())),
@@ -292,13 +288,14 @@ Candidates::Shares Candidates::least_state(const Candidate& mesh, int data) cons
     } else if (options_.offload_optimizer == "cpu") {
         shares.host = state + (gradient + weight) * divided(1);
     } else {
+        shares.host = gradient * divided(1);
         shares.disk = state;
     }
     return shares;
 }
 
 bool Candidates::is_sequence_parallel(const Candidate& mesh) const {
-    if (options_.sequence_parallel || (fixed_ == Fixed::given && options_.is_given("sequence-parallel")))
+    if (fixed_ == Fixed::given && (options_.sequence_parallel || options_.is_given("sequence-parallel")))
         return options_.sequence_parallel;
     return mesh.tensor > 1 && options_.sequence_length() % mesh.tensor == 0;
 }
@@ -310,7 +307,8 @@ std::string Candidates::text_of(const Candidate& mesh) const {
         if (value != own) text += fmt::format(" --{} {}", option, value);
     };
     say("tensor-parallel", std::int64_t{mesh.tensor}, options_.tensor_parallel);
-    if (is_sequence_parallel(mesh) && !options_.sequence_parallel) text += " --sequence-parallel";
+    if (const bool parallel = is_sequence_parallel(mesh); parallel != options_.sequence_parallel)
+        text += parallel ? " --sequence-parallel" : " --sequence-parallel=false";
     say("pipeline-parallel", std::int64_t{mesh.stages}, options_.pipeline_parallel);
     if (mesh.stages > 1) {
         say("pipeline-schedule", name_of(mesh.schedule), name_of(options_.kind_of_pipeline_schedule()));

@@ -21,7 +21,8 @@ inline constexpr double margin_of_bounds = 1.03;
 // What a search leaves as it is.
 enum class Fixed {
     given /* the options that were given */,
-    memory /* those that would need more memory than the run has: for a change that makes it fit */,
+    memory /* less than the recomputation and sharding of the run: for a change that makes it fit, on any mesh */
+    ,
 };
 
 struct Candidate {
@@ -32,6 +33,7 @@ struct Candidate {
     std::int64_t micro_batch = 1;
     std::string options{};     // beyond those of the run
     double least_seconds = 0;  // no step is faster
+    double least_bytes = 0;    // of a GPU
 };
 
 // The rates at which its steps are expected.

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <sstream>
 #include <string_view>
 #include <utility>
 
@@ -30,13 +32,30 @@ std::string with_own_name(const PlannedRun& run, std::string change) {
     return place == std::string::npos ? change : change.replace(place, other.size(), own);
 }
 
+// The options of a text, of which later ones override earlier ones, each once.
+std::string each_once(const std::string& options) {
+    std::vector<std::string> found;  // "--option value"
+    std::istringstream words(options);
+    for (std::string word; words >> word;)
+        word.starts_with("--") ? found.push_back(word) : static_cast<void>(found.back() += " " + word);
+    const auto name = [](const std::string& option) { return option.substr(0, option.find_first_of(" =")); };
+    std::string text;
+    for (std::size_t i = 0; i < found.size(); ++i) {
+        const auto is_again = [&](const std::string& later) { return name(later) == name(found[i]); };
+        if (std::none_of(found.begin() + static_cast<std::ptrdiff_t>(i) + 1, found.end(), is_again))
+            text += (text.empty() ? "" : " ") + found[i];
+    }
+    return text;
+}
+
 // The fastest change on as many GPUs, but for a few percent, or else on more.
 std::string fastest_change(const PlannedRun& run, const std::vector<std::string>& arguments) {
     constexpr int most_times = 64;
-    constexpr Listed best{.most = 1, .at_least_faster = margin_of_bounds};
+    constexpr Listed best{
+        .most = 1, .at_least_faster = margin_of_bounds, .tried = 160, .tried_for_memory = 16};
     ModelTimes passes;
     Search search = best_with_less(run, passes, best, Fixed::memory);
-    for (int times = 2; search.best.empty() && times <= most_times; times *= 2)
+    for (int times = 2; search.best.empty() && times <= most_times && !run.asked.nodes; times *= 2)
         search = best_with(run, {with_own_name(run, fmt::format("--gpus {}", times * run.processes))}, passes,
                            best, Fixed::memory);
     if (search.best.empty()) return "";
@@ -51,7 +70,7 @@ std::string fastest_change(const PlannedRun& run, const std::vector<std::string>
 // Options with which a run of a model that this program trains fits.
 std::string change_that_fits(const PlannedRun& run, const std::vector<std::string>& arguments) {
     // The lists of deeper models take long to make for each run that a search compares.
-    constexpr std::int64_t most_layers = 128;
+    constexpr std::int64_t most_layers = 512;
     if (run.machines.gpu && run.estimate && run.spec->model.layers() <= most_layers) {
         if (std::string change = fastest_change(run, arguments); !change.empty()) return change;
     } else if (run.why_not.front().rule == memory_rule) {
@@ -75,7 +94,7 @@ std::string whole_change(const PlannedRun& given, const std::vector<std::string>
         std::string unused;
         try {
             const PlannedRun run = *planned_run(with_options(arguments, change), unused);
-            if (run.why_not.empty()) return change;
+            if (run.why_not.empty()) return each_once(change);
             more = change_of(run, run.why_not.front(), change);
             if (!more.empty()) change += " " + more;
         } catch (const UserError&) {

@@ -43,6 +43,10 @@ MeasuredRun read_run(const std::string& folder) {
                        .seconds = {}};
             } else if (json.contains("step_ms")) {
                 run.seconds.push_back(json.at("step_ms").get<double>() / 1e3);
+                if (!(run.seconds.back() > 0))
+                    user_error(
+                        "--measured {}: a step of {} took {} ms; give another run, or the seconds of a step",
+                        one_line(folder), one_line(file), 1e3 * run.seconds.back());
             }
         }
     } catch (const Json::exception&) {
@@ -56,9 +60,9 @@ MeasuredRun read_run(const std::string& folder) {
 }
 
 double median(std::vector<double> values) {
-    const auto middle = values.begin() + std::ssize(values) / 2;
-    std::ranges::nth_element(values, middle);
-    return *middle;
+    std::ranges::sort(values);
+    const std::size_t half = values.size() / 2;
+    return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
 }
 
 // The plan of a command line; UserError if its time is not planned.
@@ -99,6 +103,18 @@ double measured_ratio(const std::vector<std::string>& arguments, const PlannedRu
     words.emplace_back("--measured=x1");
     const PlannedRun plan = planned(asked, words);
     const double expected = plan.estimate->expected;
+    if (!plan.why_not.empty())
+        user_error(
+            "--measured {}: a run of these options breaks a rule ({}), so that no step of it was measured; "
+            "give its "
+            "options, or a ratio such as x1.2",
+            one_line(asked), plan.why_not.front().rule);
+    if (seconds < *plan.estimate->bound)
+        user_error(
+            "--measured {}: a step of {} is faster than the {} that this GPU takes at least; see whether its "
+            "options "
+            "are given",
+            one_line(asked), human_seconds(seconds), human_seconds(*plan.estimate->bound));
     const double ratio = seconds / expected;
     text += fmt::format(
         "{} for {} tokens, is {:.3g} times the {} planned; all times here are multiplied by that",

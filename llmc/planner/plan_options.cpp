@@ -42,7 +42,7 @@ std::optional<double> number_in(const std::string& text) {
 std::optional<double> size_in(const std::string& text) {
     const auto bytes = parse_bytes(text);
     const bool has_unit = !text.empty() && (std::isalpha(static_cast<unsigned char>(text.back())) != 0);
-    return bytes && (*bytes == 0 || (*bytes > 0 && has_unit)) ? bytes : std::nullopt;
+    return bytes && std::isfinite(*bytes) && (*bytes == 0 || (*bytes > 0 && has_unit)) ? bytes : std::nullopt;
 }
 
 void add_plan_options(CLI::App& app, PlanOptions& options) {

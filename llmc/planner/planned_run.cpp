@@ -93,7 +93,11 @@ StepTime expected_step(const PlannedRun& run, const ShortPlans& plans) {
     const RunSpec& spec = *run.spec;
     StepTime time = step_time(
         plans, expected_rates(run.machines, spec.dtype, run.options.tf32, spec.fp8 != Fp8Scaling::none));
-    const double ratio = run.asked.measured_ratio().value_or(1);
+    double ratio = run.asked.measured_ratio().value_or(1);
+    if (ratio < 1)  // no step is faster than the peak allows
+        ratio =
+            std::max(ratio, step_time(plans, peak_rates(run.machines, spec.dtype, run.options.tf32)).seconds /
+                                time.seconds);
     time.seconds *= ratio;
     for (double& part : time.parts.of) part *= ratio;
     return time;
@@ -261,8 +265,11 @@ std::vector<std::string> published_sizes(const PlannedRun& run) {
     }
     if (model.batch_tokens == 0 || run.options.is_given("global-batch-tokens")) return arguments;
     const std::int64_t processes = run.processes,
-                       odd = processes / std::gcd(processes, std::int64_t{1} << 20);
-    const std::int64_t unit = length * (length * processes <= model.batch_tokens ? processes : odd);
+                       odd = processes / std::gcd(processes, std::int64_t{1} << 20),
+                       of_model = run.options.tensor_parallel * run.options.pipeline_parallel;
+    // A search takes meshes with fewer data-parallel ranks than that.
+    const std::int64_t fewest = run.asked.search || processes % of_model != 0 ? odd : processes / of_model;
+    const std::int64_t unit = length * (length * processes <= model.batch_tokens ? processes : fewest);
     const std::int64_t nearest = std::max<std::int64_t>(1, (model.batch_tokens + unit / 2) / unit);
     std::int64_t units = nearest;
     const auto distance = [&](std::int64_t of) { return std::abs(of * unit - model.batch_tokens); };
@@ -351,9 +358,15 @@ bool read(PlannedRun& run, std::vector<std::string> arguments, std::string& text
     run.processes = static_cast<int>(asked.gpus.value_or(asked.processes.value_or(of_mesh)));
     if (const std::vector<std::string> published = published_sizes(run); !published.empty()) {
         arguments.insert(arguments.end(), published.begin(), published.end());
+        const std::int64_t of_model = named_model(run.options.model).batch_tokens;
         run = {};
-        run.notes.push_back(fmt::format("{}: about as the model was published", fmt::join(published, " ")));
-        return read(run, arguments, text);
+        const bool is_read = read(run, arguments, text);
+        const bool is_larger = run.options.global_batch_tokens.value_or(0) > of_model * 17 / 16;
+        run.notes.insert(
+            run.notes.begin(),
+            fmt::format("{}: {} as the model was published", fmt::join(published, " "),
+                        is_larger ? "a sequence for each data-parallel rank; otherwise" : "about"));
+        return is_read;
     }
     const std::int64_t context =
         run.described || asked.parameters || run.options.folder ? 0 : named_model(run.options.model).context;

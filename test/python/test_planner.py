@@ -66,6 +66,8 @@ IMPOSSIBLE = {
     "memory, for a long context": ["--model=llama3-8b", "--gpus=8", "--seq-len=131072"],
     "memory, on these GPUs": ["--model=llama3-405b", "--gpus=8", "--zero-stage=3", "--nvme-size=1GB"],
     "memory of a host": ["--model=llama3-8b", "--gpus=8", "--host-memory=64GB", "--offload-optimizer=cpu", "--zero-stage=1"],
+    "memory, layer by layer": ["--model=llama3-8b", "--gpus=8", "--pipeline-parallel=4", "--pipeline-schedule=breadth-first", "--seq-len=8192", "--global-batch-tokens=4194304"],
+    "passes of many stages": ["--model=gpt3-175b", "--gpus=96", "--pipeline-parallel=96", "--micro-batch-size=1", "--global-batch-tokens=1073741824"],
     "memory of a micro-batch": ["--model=llama3-8b", "--gpus=8", "--zero-stage=3", "--micro-batch-size=32", "--global-batch-tokens=4194304"],
 }
 
@@ -90,6 +92,13 @@ def test_what_is_changed_where_memory_lacks(name, expected, changes_numbers):
     assert expected in change["change"] and change["changes_numbers"] == changes_numbers == ("-dtype " in change["change"])
     said = program.run("plan", *IMPOSSIBLE[name], check=False).stdout
     assert ("which changes the numbers" in " ".join(said.split())) == changes_numbers
+
+
+@pytest.mark.parametrize("name", ["memory of a host", "memory, layer by layer", "passes of many stages"])
+def test_no_more_gpus_than_are_needed(name):
+    """Where the host is too small, the state goes back to the GPUs; another schedule and other stages are tried."""
+    change = plan(*IMPOSSIBLE[name])[0]["why_not"][0]["change"]
+    assert "--gpus" not in change and "nvme" not in change and change.count("--micro-batch-size") == 1
 
 
 def test_the_fastest_change_is_given():
@@ -121,7 +130,8 @@ def test_the_nearest_split_of_layers():
 
 
 @pytest.mark.parametrize("options", [["--zero-stage=3", "--recompute=block"], ["--zero-stage=2", "--tensor-parallel=8", "--pipeline-parallel=16", "--recompute=block"],
-                                     ["--tensor-parallel=8", "--pipeline-parallel=14", "--pipeline-schedule=interleaved", "--virtual-stages=9"],
+                                     ["--tensor-parallel=8", "--sequence-parallel", "--zero-stage=1", "--micro-batch-size=1", "--pipeline-parallel=14",
+                                      "--pipeline-schedule=interleaved", "--virtual-stages=9"],
                                      ["--pipeline-parallel=126", "--pipeline-schedule=zb-h1", "--zero-stage=1", "--recompute=block"]], ids=["fsdp", "3d", "interleaved", "deep"])
 def test_large_plans_are_quick(options):
     """16,384 GPUs in two seconds of one processor; no process is started, and no time depends on their number."""
@@ -231,6 +241,19 @@ def test_what_is_published_is_named_or_taken():
         assert note not in result.stdout and "8192 tokens" in " ".join(result.stdout.split())
     assert plan("--model=llama3-8b", "--gpus=8", "--tokens=1T", "--seq-len=1024")[0]["model"]["sequence_length"] == 1024
     assert "was published" not in program.run("plan", "--model=gpt2", "--gpus=8").stdout
+
+
+@pytest.mark.parametrize("options", [["--model=llama3-8b", "--gpus=4096"], ["--model=llama3-8b", "--gpus=3000"], ["--model=gpt2", "--gpus=3002"]])
+def test_more_ranks_than_published_sequences(options):
+    """Each has one."""
+    made = plan(*options, "--tokens=1T", "--zero-stage=3")[0]
+    assert made["why_not"] == [] and made["batch"]["tokens"] == made["mesh"]["data"] * made["model"]["sequence_length"]
+    assert "a sequence for each data-parallel rank" in program.run("plan", *options, "--tokens=1T", "--zero-stage=3").stdout.replace("\n", " ")
+
+
+def test_no_expectation_is_below_its_bound():
+    time = plan("--model=llama3-8b", "--gpus=8", "--zero-stage=3", "--measured=x0.01")[0]["time"]
+    assert time["expected_seconds"] == pytest.approx(time["bound_seconds"])
 
 
 def test_a_picture_that_ends_early_says_so():
@@ -462,7 +485,8 @@ def test_measured_steps_scale_times(tmp_path):
 
 @pytest.mark.parametrize("measured, says", [
     ("nothing", "--measured nothing: there is no nothing/metrics.jsonl; give the folder of a run, the seconds of a step, or a ratio such as x1.2"),
-    ("x1.1 --speed=100 --tokens=1B", "--measured corrects times, which --speed replaces"), ("-3", "--measured -3: there is no -3/metrics.jsonl"), ("xnan", "--measured xnan: there is no xnan/metrics.jsonl"), ("0", "--measured 0: there is no")])
+    ("x1.1 --speed=100 --tokens=1B", "--measured corrects times, which --speed replaces"), ("-3", "--measured -3: there is no -3/metrics.jsonl"), ("xnan", "--measured xnan: there is no xnan/metrics.jsonl"), ("0", "--measured 0: there is no"),
+    ("1e-9", "is faster than the"), ("60 --gpu-memory=2", "breaks a rule (memory of a rank)"), ("60 --gpu-memory=2.5 --search", "breaks a rule (memory of a rank)")])
 def test_what_measures_nothing_is_refused(measured, says):
     assert says in refusal("--model=gpt2", "--gpus=8", *f"--measured={measured}".split())
 
