@@ -161,7 +161,8 @@ std::uint64_t HostCommunicator::sum_pieces(Channel channel, const Tensor& out, c
     const std::size_t total = out.bytes();
     if (total == 0) return 0;
     if (size() == 1) {
-        std::memmove(out.data, piece_for(rank_), total);
+        // In place there is nothing to do, nor to touch: it may be a device's memory.
+        if (out.data != piece_for(rank_)) std::memmove(out.data, piece_for(rank_), total);
         return 0;
     }
     const std::string_view call = channel == Channel::all_reduce ? "all_reduce" : "reduce_scatter";

@@ -294,20 +294,6 @@ void run_block(unsigned index) {
     run.current = nullptr;
 }
 
-// Names the kernel if one without a sanitizer touches unmapped memory, for example through an index that was
-// never written.
-void name_kernels_that_crash() {
-#if !defined(SIMT_ADDRESS) && !defined(SIMT_THREAD)
-    struct sigaction action {};
-    action.sa_flags = static_cast<int>(SA_RESETHAND);  // the host's own faults occur again and end the
-                                                       // process then
-    action.sa_handler = [](int) {
-        if (run.current) stop("touches memory that is not there");
-    };
-    for (const int number : {SIGSEGV, SIGBUS}) sigaction(number, &action, nullptr);
-#endif
-}
-
 SharedArray make_array(std::size_t bytes, std::size_t alignment, std::size_t offset, const void* key) {
     void* memory = nullptr;
     if (posix_memalign(&memory, alignment, bytes) != 0) stop("no memory left");
@@ -322,6 +308,30 @@ std::size_t static_bytes() {
 }
 
 }  // namespace
+
+#if !defined(SIMT_ADDRESS) && !defined(SIMT_THREAD)
+namespace {
+
+// The faults of the host's own code occur again and end the process then.
+void on_fault(int number, siginfo_t* fault, void* context) {
+    // Bit 1 of a page fault's error code: it was a write.
+    const bool writes = (static_cast<const ucontext_t*>(context)->uc_mcontext.gregs[REG_ERR] & 2) != 0;
+    if (options().make_accessible && options().make_accessible(fault->si_addr, writes)) return;
+    if (run.current) stop("touches memory that is not there");
+    signal(number, SIG_DFL);
+}
+
+}  // namespace
+#endif
+
+void catch_faults() {
+#if !defined(SIMT_ADDRESS) && !defined(SIMT_THREAD)
+    struct sigaction action {};
+    action.sa_flags = static_cast<int>(SA_SIGINFO | SA_NODEFER);
+    action.sa_sigaction = on_fault;
+    for (const int number : {SIGSEGV, SIGBUS}) sigaction(number, &action, nullptr);
+#endif
+}
 
 Options& options() {
     static Options instance;
@@ -437,7 +447,7 @@ void run_grid(const Chip& chip, const Grid& grid) {
     run.current = nullptr;
     if (const std::string why = why_refused(chip, grid, options().report, symbol); !why.empty())
         stop("launch refused: " + why);
-    if (run.launches == 0) name_kernels_that_crash();
+    if (run.launches == 0) catch_faults();
     gridDim = grid.blocks;
     blockDim = grid.threads;
     run.random.seed(options().seed + run.launches++);  // another order each time

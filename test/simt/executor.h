@@ -45,8 +45,14 @@ struct Options {
     // Receives launches that must not run at once. `run` runs the kernel, in the order of the stream. The
     // CUDA runtime of the tests (runtime/) sets it if it is linked.
     std::function<void(CUstream_st* stream, const void* kernel, std::function<void()> run)> queue;
+    // Called when memory is touched that is not accessible. Returns whether it is now. The CUDA runtime sets it.
+    std::function<bool(const void* address, bool writes)> make_accessible;
 };
 Options& options();
+
+// Without a sanitizer, from now on a kernel is named that touches memory which is not there, for example through an
+// index that was never written.
+void catch_faults();
 
 // The kernel's name in source code: "gelu_forward_kernel<float>".
 std::string name_of_kernel(const void* kernel);

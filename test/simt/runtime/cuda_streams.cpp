@@ -82,7 +82,9 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
     return api_call([&](Runtime& r) {
-        r.streams.add(stream, "cudaLaunchHostFunc", [=] {
+        r.streams.add(stream, "cudaLaunchHostFunc", [=, &memory = r.memory] {
+            memory.end_work();
+            memory.close();
             function(data);
             return true;
         });

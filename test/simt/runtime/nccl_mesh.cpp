@@ -48,14 +48,27 @@ Socket& Socket::operator=(Socket&& other) noexcept {
     return *this;
 }
 
+// A system call does not open closed memory, as an access does. Nothing was sent or received then.
 std::ptrdiff_t Socket::write(const void* from, std::size_t bytes) const {
-    const ssize_t written = send(descriptor_, from, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+    const auto send_now = [&] { return send(descriptor_, from, bytes, MSG_NOSIGNAL | MSG_DONTWAIT); };
+    ssize_t written = send_now();
+    if (written < 0 && errno == EFAULT) {
+        (void)*static_cast<const volatile char*>(from);
+        written = send_now();
+    }
     if (written >= 0) return written;
     return errno == EAGAIN || errno == EINTR ? 0 : gone;
 }
 
 std::ptrdiff_t Socket::read(void* to, std::size_t bytes, bool peek) const {
-    const ssize_t count = recv(descriptor_, to, bytes, MSG_DONTWAIT | (peek ? MSG_PEEK : 0));
+    const auto receive_now = [&] {
+        return recv(descriptor_, to, bytes, MSG_DONTWAIT | (peek ? MSG_PEEK : 0));
+    };
+    ssize_t count = receive_now();
+    if (count < 0 && errno == EFAULT) {
+        *static_cast<volatile char*>(to) = 0;
+        count = receive_now();
+    }
     if (count > 0) return count;
     return count < 0 && (errno == EAGAIN || errno == EINTR) ? 0 : gone;
 }

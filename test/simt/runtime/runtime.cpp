@@ -101,6 +101,10 @@ void check_at_exit(int status, void*) {
 Runtime::Runtime() : settings(read_settings()), streams(settings.seed) {
     options().seed = settings.seed;
     options().queue = enqueue_launch;
+    options().make_accessible = [this](const void* address, bool writes) {
+        return memory.make_accessible(address, writes);
+    };
+    catch_faults();
     if (const std::string report = variable("KERNEL_REPORT"); !report.empty()) {
         options().report = read_kernel_report(report);
     }

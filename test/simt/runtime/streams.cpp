@@ -137,12 +137,12 @@ bool Streams::step() {
 bool Streams::run_next(CUstream_st& stream) {
     Work& work = stream.queue.front();
     if (work.run) {
-        const Memory& memory = runtime().memory;
-        memory.show_device_memory();
+        Memory& memory = runtime().memory;
+        memory.begin_work();
         running_on_ = std::this_thread::get_id();
         const bool done = work.run();
         running_on_ = std::thread::id{};
-        memory.hide_device_memory();
+        memory.end_work();
         if (runtime().fault() != cudaSuccess) {
             discard();
             return true;
@@ -160,10 +160,12 @@ void Streams::run_until(const std::function<bool()>& done, const char* call) {
         if (step()) continue;
         if (!waits_for_peers_) report_standstill(call);
         // Lets other threads call now, for example one that aborts a collective.
+        runtime().memory.close();
         runtime().mutex.unlock();
         std::this_thread::sleep_for(20us);
         runtime().mutex.lock();
     }
+    runtime().memory.close();
 }
 
 void Streams::report_standstill(const char* call) const {
@@ -228,6 +230,7 @@ bool Streams::query(cudaStream_t handle) {
     if (!std::ranges::all_of(streams_, is_done)) {
         runtime().counts.waits("cudaStreamQuery");
         step();
+        runtime().memory.close();
     }
     if (!std::ranges::all_of(streams_, is_done)) return false;
     for (const CUstream_st& s : streams_) {
@@ -243,6 +246,7 @@ bool Streams::query_event(cudaEvent_t event) {
     if (!record->done) {
         if (!std::exchange(record->is_polled, true)) runtime().counts.waits("cudaEventQuery");
         step();
+        runtime().memory.close();
     }
     if (!record->done) return false;
     host_waited_for(record->clock);
@@ -281,7 +285,9 @@ void Streams::run_in_background() {
     const auto is_away = [this] { return steady_clock::now() - host_was_here_.load() > host_is_away; };
     const auto go_on = [this, is_away] {
         const std::lock_guard one_at_a_time(runtime().mutex);
-        return is_away() && runtime().fault() == cudaSuccess && step();
+        const bool goes_on = is_away() && runtime().fault() == cudaSuccess && step();
+        runtime().memory.close();
+        return goes_on;
     };
     background_ = std::thread([this, is_away, go_on] {
         while (!background_ends_) {

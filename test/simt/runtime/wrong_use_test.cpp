@@ -165,6 +165,50 @@ TEST(WrongUse, new_memory_reads_as_nan) {
 }
 
 #ifndef SIMT_ADDRESS
+TEST(WrongUse, the_host_touches_closed_memory) {
+    EXPECT_TRUE(is_reported("the host reads byte 12 of 32 of device 0's memory", [] {
+        const DeviceArray<float> x(8);
+        return x.data[3] == 0;
+    }));
+    EXPECT_TRUE(is_reported("the host writes byte 0 of 32 of device 0's memory", [] {
+        const DeviceArray<float> x(8);
+        const std::vector<float> host(8);
+        std::memcpy(x.data, host.data(), 32);
+        return true;
+    }));
+    EXPECT_TRUE(is_reported("the host reads byte 4 of 32", [] {  // after work has opened it
+        DeviceArray<float> x(8);
+        const Stream stream;
+        scale(stream, x.data, x.data, 1, 1);
+        stream.synchronize();
+        return x.data[1] == 0;
+    }));
+    EXPECT_TRUE(is_reported("the host reads byte 0 of 32", [] {
+        DeviceArray<float> x(8);
+        const Stream stream;
+        scale(stream, x.data, x.data, 1, 1);
+        must(cudaLaunchHostFunc(
+            stream, [](void* data) { *static_cast<volatile float*>(data); }, x.data));
+        stream.synchronize();
+        return true;
+    }));
+    EXPECT_TRUE(is_reported("the host writes device memory that was not allocated, or already freed", [] {
+        float* freed = DeviceArray<float>(8).data;
+        *static_cast<volatile float*>(freed) = 0;
+        return true;
+    }));
+    EXPECT_TRUE(is_right_in_any_order([] {
+        DeviceArray<float> x(8);
+        PinnedArray<float> host(8);
+        const Stream stream;
+        x.upload(std::vector<float>(8, 1));
+        scale(stream, x.data, x.data, 2, 1);
+        must(cudaMemcpyAsync(host.data, x.data, 32, cudaMemcpyDeviceToHost, stream));
+        stream.synchronize();
+        return host.data[7] == 3 && x.download()[0] == 3;
+    }));
+}
+
 TEST(WrongUse, a_kernel_that_crashes_is_named) {
     for (const bool null_stream : {false, true}) {
         EXPECT_TRUE(is_reported(
