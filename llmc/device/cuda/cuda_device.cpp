@@ -157,8 +157,9 @@ HostMemory CudaDevice::host_memory(std::size_t bytes) {
     if (error == cudaErrorMemoryAllocation) {
         cudaGetLastError();  // clear the error, which is reported here
         user_error(
-            "{} of pinned host memory are not to be had; offload less, end other programs, or raise "
-            "the limit of locked memory (ulimit -l)",
+            "{} of pinned host memory are not to be had; offload less, end other programs, or raise the "
+            "memory limit of "
+            "the container",
             human_bytes(bytes));
     }
     check_cuda(error, "cudaMallocHost");
@@ -192,6 +193,14 @@ Gpus find_gpus() {
         int driver = 0;
         const bool has_driver = cudaDriverGetVersion(&driver) == cudaSuccess && driver > 0;
         if (!has_driver) return {{}, "NVIDIA driver not found"};
+        int needed = 0;
+        cuda::check_cuda(cudaRuntimeGetVersion(&needed), "cudaRuntimeGetVersion");
+        if (error == cudaErrorInsufficientDriver)
+            user_error(
+                "the NVIDIA driver is for CUDA {}, but this program needs one for CUDA {}; install a newer "
+                "driver, build "
+                "the program with an older CUDA, or give --device cpu",
+                cuda::version_text(driver), cuda::version_text(needed));
         return {{},
                 error == cudaSuccess ? "CUDA finds no GPU"
                                      : std::string("CUDA says \"") + cudaGetErrorString(error) + "\""};

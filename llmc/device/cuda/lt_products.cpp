@@ -7,6 +7,9 @@
 #include <sstream>
 #include <utility>
 
+#include "llmc/core/error.h"
+#include "llmc/core/text.h"
+
 namespace llmc::cuda {
 
 namespace {
@@ -125,10 +128,14 @@ class LtProducts::Plan {
     Plan& operator=(const Plan&) = delete;
 
     const Key& key() const { return key_; }
-    cublasLtMatmulAlgo_t algorithm{};
+    // The chosen algorithm; until it has run without being measured, those that may take its place.
+    std::vector<cublasLtMatmulAlgo_t> algorithms;
 
-    std::vector<cublasLtMatmulAlgo_t> heuristic(cublasLtHandle_t handle, std::size_t workspace_bytes) const {
+    // What the library offers depends on the alignment of the bias too.
+    std::vector<cublasLtMatmulAlgo_t> heuristic(cublasLtHandle_t handle, const Operands& operands,
+                                                std::size_t workspace_bytes) const {
         constexpr int most = 32;
+        if (key_.bias) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, operands.bias);
         Preference preference;
         preference.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace_bytes);
         preference.set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, ordered_reductions);
@@ -144,13 +151,13 @@ class LtProducts::Plan {
         check_lt(cublasLtMatmulAlgoGetHeuristic(handle, product_, a_.get(), b_.get(), d_.get(), d_.get(),
                                                 preference.get(), most, results.data(), &found),
                  "cublasLtMatmulAlgoGetHeuristic");
-        std::vector<cublasLtMatmulAlgo_t> algorithms;
+        std::vector<cublasLtMatmulAlgo_t> offered;
         for (const auto& result : std::span(results).first(static_cast<std::size_t>(found))) {
             if (result.state == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= workspace_bytes &&
                 gives_the_same_bits(result.algo))
-                algorithms.push_back(result.algo);
+                offered.push_back(result.algo);
         }
-        return algorithms;
+        return offered;
     }
 
     // True if the library on this machine can run the algorithm.
@@ -162,18 +169,21 @@ class LtProducts::Plan {
                result.workspaceSize <= workspace_bytes && gives_the_same_bits(candidate);
     }
 
-    void run(cublasLtHandle_t handle, const cublasLtMatmulAlgo_t& by, const Operands& operands,
-             void* workspace, std::size_t workspace_bytes, cudaStream_t stream) const {
+    // CUBLAS_STATUS_SUCCESS, or why the algorithm cannot run: the library checks only some of what it needs before.
+    // Nothing is launched then.
+    cublasStatus_t run(cublasLtHandle_t handle, const cublasLtMatmulAlgo_t& by, const Operands& operands,
+                       void* workspace, std::size_t workspace_bytes, cudaStream_t stream) const {
         const float one = 1, beta = key_.accumulate ? 1 : 0;
         if (key_.bias) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, operands.bias);
         if (is_fp8(key_.a)) {
             set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, operands.scale_a);
             set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, operands.scale_b);
         }
-        check_lt(cublasLtMatmul(handle, product_, &one, operands.a, a_.get(), operands.b, b_.get(), &beta,
-                                operands.d, d_.get(), operands.d, d_.get(), &by, workspace, workspace_bytes,
-                                stream),
-                 "cublasLtMatmul");
+        const cublasStatus_t status = cublasLtMatmul(handle, product_, &one, operands.a, a_.get(), operands.b,
+                                                     b_.get(), &beta, operands.d, d_.get(), operands.d,
+                                                     d_.get(), &by, workspace, workspace_bytes, stream);
+        if (status != CUBLAS_STATUS_SUCCESS) cudaGetLastError();  // the next launch would find it
+        return status;
     }
 
   private:
@@ -254,8 +264,17 @@ void LtProducts::accumulate(const Tensor& d, const LtMatrix& a, const LtMatrix& 
 
 void LtProducts::multiply(const Key& key, const Operands& operands) {
     if (key.m == 0 || key.n == 0 || key.k == 0) return;
-    const Plan& plan = plan_for(key, operands);
-    plan.run(handle_, plan.algorithm, operands, workspace_, workspace_bytes, streams_.selected());
+    Plan& plan = plan_for(key, operands);
+    const auto run = [&] {
+        return plan.run(handle_, plan.algorithms.front(), operands, workspace_, workspace_bytes,
+                        streams_.selected());
+    };
+    for (cublasStatus_t status = run(); status != CUBLAS_STATUS_SUCCESS; status = run()) {
+        if (plan.algorithms.size() == 1) refuse(key, status);
+        plan.algorithms.erase(plan.algorithms.begin());
+        ++failing_;
+    }
+    plan.algorithms.resize(1);
     if (sync_) check_cuda(streams_.wait_until_empty(), "the product " + name_of(key));
 }
 
@@ -265,33 +284,50 @@ LtProducts::Plan& LtProducts::plan_for(const Key& key, const Operands& operands)
     auto made = std::make_unique<Plan>(key, tf32_);
     const auto earlier = adopted_.find(name_of(key));
     if (earlier != adopted_.end() && made->runs(handle_, earlier->second, workspace_bytes)) {
-        made->algorithm = earlier->second;
+        made->algorithms = {earlier->second};
     } else {
-        const auto possible = made->heuristic(handle_, workspace_bytes);
-        if (possible.empty()) programming_error("cuBLASLt has no algorithm for the product " + name_of(key));
-        made->algorithm = measures_ ? fastest(*made, possible, operands) : possible.front();
+        made->algorithms = made->heuristic(handle_, operands, workspace_bytes);
+        if (made->algorithms.empty())
+            programming_error("cuBLASLt has no algorithm for the product " + name_of(key));
+        if (measures_) made->algorithms = {fastest(*made, operands)};
     }
     plan = std::move(made);
     return *plan;
 }
 
-cublasLtMatmulAlgo_t LtProducts::fastest(const Plan& plan,
-                                         const std::vector<cublasLtMatmulAlgo_t>& candidates,
-                                         const Operands& operands) const {
+// Ranks share their choices, so that none takes another algorithm than the others.
+void LtProducts::refuse(const Key& key, cublasStatus_t status) const {
+    std::size_t free = 0, total = 0;
+    check_cuda(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+    user_error(
+        "cuBLASLt cannot compute the product {} on this GPU: {} ({} of its memory are free); see whether "
+        "other programs use "
+        "it, or give a smaller --micro-batch-size",
+        name_of(key), cublasLtGetStatusString(status), human_bytes(free));
+}
+
+cublasLtMatmulAlgo_t LtProducts::fastest(const Plan& plan, const Operands& operands) {
     constexpr int rounds = 7;  // the median counts
     const cudaStream_t stream = streams_.selected();
     const EventOwner start, end;
     const std::string timing = "timing the product " + name_of(plan.key());
     const cublasLtMatmulAlgo_t* best = nullptr;
     float best_time = 0;
-    for (const cublasLtMatmulAlgo_t& candidate : candidates) {
+    cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
+    for (const cublasLtMatmulAlgo_t& candidate : plan.algorithms) {
         std::array<float, rounds> times{};
-        const auto run = [&] { plan.run(handle_, candidate, operands, workspace_, workspace_bytes, stream); };
-        run();
+        const auto run = [&] {
+            return plan.run(handle_, candidate, operands, workspace_, workspace_bytes, stream);
+        };
+        if (const cublasStatus_t first = run(); first != CUBLAS_STATUS_SUCCESS) {
+            status = first;
+            ++failing_;
+            continue;
+        }
         if (sync_) check_cuda(streams_.wait_until_empty(), timing);
         for (float& time : times) {
             check_cuda(cudaEventRecord(start.get(), stream), timing);
-            run();
+            check_lt(run(), "cublasLtMatmul");
             check_cuda(cudaEventRecord(end.get(), stream), timing);
             check_cuda(cudaEventSynchronize(end.get()), timing);
             check_cuda(cudaEventElapsedTime(&time, start.get(), end.get()), timing);
@@ -301,6 +337,7 @@ cublasLtMatmulAlgo_t LtProducts::fastest(const Plan& plan,
         best = &candidate;
         best_time = times[rounds / 2];
     }
+    if (!best) refuse(plan.key(), status);
     return *best;
 }
 
@@ -316,7 +353,7 @@ std::string LtProducts::choices() const {
     for (const auto& [key, plan] : plans_) {
         if (!plan) continue;
         text += name_of(key) + ":";
-        for (const std::uint64_t word : plan->algorithm.data) text += fmt::format(" {:x}", word);
+        for (const std::uint64_t word : plan->algorithms.front().data) text += fmt::format(" {:x}", word);
         text += '\n';
     }
     return text;

@@ -59,6 +59,7 @@ class LtProducts {
     std::string choices() const;
     void adopt_choices(std::string_view text);
     void set_autotuning(bool on) { measures_ = on; }
+    std::int64_t failing() const { return failing_; }
 
   private:
     // The choice of an algorithm depends on these. They are in cuBLASLt's terms: D (m,n) = op(A) op(B), with
@@ -84,14 +85,15 @@ class LtProducts {
     static std::string name_of(const Key& key);
     void multiply(const Key& key, const Operands& operands);
     Plan& plan_for(const Key& key, const Operands& operands);
-    cublasLtMatmulAlgo_t fastest(const Plan& plan, const std::vector<cublasLtMatmulAlgo_t>& candidates,
-                                 const Operands& operands) const;
+    cublasLtMatmulAlgo_t fastest(const Plan& plan, const Operands& operands);
+    [[noreturn]] void refuse(const Key& key, cublasStatus_t status) const;
     std::string library() const;
 
     CudaStreams& streams_;
     std::string gpu_;
     bool tf32_, sync_;
     bool measures_ = false;
+    std::int64_t failing_ = 0;  // algorithms that the library offered, and that did not run
     cublasLtHandle_t handle_ = nullptr;
     void* workspace_ = nullptr;
     std::map<Key, std::unique_ptr<Plan>> plans_;

@@ -89,6 +89,7 @@ struct Algorithm {
 
     std::size_t workspace_bytes(const Problem& problem) const;
     Speed speed() const;
+    bool fails() const;  // when it runs
 };
 Algorithm algorithm_in(const cublasLtMatmulAlgo_t& algo);
 // Checks that the algorithm exists with this configuration.

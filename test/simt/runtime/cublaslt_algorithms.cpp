@@ -1,5 +1,7 @@
-// cuBLASLt's algorithms. There are three, so that a program can choose. By default the first permitted one is
+// cuBLASLt's algorithms. There are four, so that a program can choose. By default the first permitted one is
 // not the fastest by the clock of events:
+//   44  one sum over k; it is offered first of all, passes cublasLtMatmulAlgoCheck, and fails in cublasLtMatmul, with
+//       an error that the next call of cudaGetLastError finds
 //   11  one sum over k; takes 50 ms longer than the computation; SIMT_SLOW_ALGORITHM can name another as the slow one
 //   22  k in two parts that are added in the result, in an order that differs from run to run: it is offered first,
 //       takes no time, and gives other bits each time
@@ -14,7 +16,11 @@
 namespace simt::runtime {
 namespace {
 
-constexpr int plain = 11, split_in_place = 22, split_in_workspace = 33;
+constexpr int plain = 11, split_in_place = 22, split_in_workspace = 33, failing = 44;
+
+bool is_known(int id) {
+    return id == plain || id == split_in_place || id == split_in_workspace || id == failing;
+}
 constexpr std::size_t counters = 4096;  // bytes of algorithm 22's counters, in the workspace
 
 using Opaque = cublasLtMatmulAlgo_t;
@@ -82,6 +88,8 @@ std::size_t Algorithm::workspace_bytes(const Problem& problem) const {
     return static_cast<std::size_t>(problem.m * problem.n * splits) * sizeof(float);
 }
 
+bool Algorithm::fails() const { return id == failing; }
+
 Speed Algorithm::speed() const {
     if (id == split_in_place) return Speed::takes_no_time;
     return id == runtime().settings.slow_algorithm ? Speed::slow : Speed::as_it_is;
@@ -95,13 +103,12 @@ Algorithm algorithm_in(const cublasLtMatmulAlgo_t& algo) {
 
 cublasStatus_t check_algorithm(const Algorithm& algorithm) {
     const bool split = algorithm.reduction != CUBLASLT_REDUCTION_SCHEME_NONE;
-    if (algorithm.id != plain && algorithm.id != split_in_place && algorithm.id != split_in_workspace) {
-        return CUBLAS_STATUS_INVALID_VALUE;
-    }
+    if (!is_known(algorithm.id)) return CUBLAS_STATUS_INVALID_VALUE;
     if (std::ranges::find(algorithm.alignment, 0) != algorithm.alignment.end())
         return CUBLAS_STATUS_INVALID_VALUE;
-    return split == (algorithm.id != plain) && split == (algorithm.splits > 1) ? CUBLAS_STATUS_SUCCESS
-                                                                               : CUBLAS_STATUS_NOT_SUPPORTED;
+    const bool is_of_splits = algorithm.id == split_in_place || algorithm.id == split_in_workspace;
+    return split == is_of_splits && split == (algorithm.splits > 1) ? CUBLAS_STATUS_SUCCESS
+                                                                    : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
 cublasStatus_t make_problem(cublasLtMatmulDesc_t description, cublasLtMatrixLayout_t a,
@@ -178,7 +185,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
         std::array<std::uint16_t, promises.size()> alignment{};
         for (std::size_t i = 0; i < promises.size(); ++i)
             alignment[i] = static_cast<std::uint16_t>(of(preference)->as<std::uint32_t>(promises[i]));
-        for (const int id : {split_in_place, plain, split_in_workspace}) {
+        for (const int id : {failing, split_in_place, plain, split_in_workspace}) {
             Algorithm algorithm = algorithm_of(id);
             algorithm.alignment = alignment;
             const bool split = algorithm.splits > 1;
@@ -202,7 +209,7 @@ cublasStatus_t cublasLtMatmulAlgoInit(cublasLtHandle_t handle, cublasComputeType
                                       cublasLtMatmulAlgo_t* algo) {
     if (!handle || !algo) return CUBLAS_STATUS_INVALID_VALUE;
     const Algorithm algorithm{.id = id};  // not yet configured
-    if (id != plain && id != split_in_place && id != split_in_workspace) return CUBLAS_STATUS_INVALID_VALUE;
+    if (!is_known(id)) return CUBLAS_STATUS_INVALID_VALUE;
     store(algorithm, algo);
     return CUBLAS_STATUS_SUCCESS;
 }

@@ -349,6 +349,10 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
         status = check_operands(p, workspace_bytes);
         if (status != CUBLAS_STATUS_SUCCESS) return status;
         check_memory(r.memory, operands_of(p));
+        if (p.algorithm.fails()) {
+            last_error() = cudaErrorInvalidConfiguration;
+            return CUBLAS_STATUS_EXECUTION_FAILED;
+        }
         r.streams.add(
             stream, "cublasLtMatmul",
             [&r, p] {

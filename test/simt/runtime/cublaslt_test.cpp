@@ -55,7 +55,7 @@ class Product {
         must(cublasLtMatmulDescSetAttribute(description, attribute, &x, sizeof(x)));
     }
 
-    std::vector<cublasLtMatmulHeuristicResult_t> candidates(std::uint64_t workspace_bytes) {
+    std::vector<cublasLtMatmulHeuristicResult_t> offers(std::uint64_t workspace_bytes) {
         cublasLtMatmulPreference_t preference = nullptr;
         must(cublasLtMatmulPreferenceCreate(&preference));
         must(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
@@ -67,6 +67,16 @@ class Product {
         must(cublasLtMatmulPreferenceDestroy(preference));
         results.resize(static_cast<std::size_t>(found));
         return results;
+    }
+    // The first offer fails.
+    std::vector<cublasLtMatmulHeuristicResult_t> candidates(std::uint64_t workspace_bytes) {
+        auto results = offers(workspace_bytes);
+        results.erase(results.begin());
+        return results;
+    }
+    cublasStatus_t check(const cublasLtMatmulAlgo_t& algo) {
+        cublasLtMatmulHeuristicResult_t result{};
+        return cublasLtMatmulAlgoCheck(handle, description, a, b, c, c, &algo, &result);
     }
 
     cublasStatus_t run(float alpha, const void* a_data, const void* b_data, float beta, const void* c_data,
@@ -321,6 +331,21 @@ TEST(CublasLt, tf32_has_ten_bits_where_it_is_asked_for) {
     EXPECT_TRUE(run_process({}, [&] {
                     return product_of(CUBLAS_COMPUTE_32F) > 1 &&
                            product_of(CUBLAS_COMPUTE_32F_FAST_TF32) == 1;
+                }).good());
+}
+
+// As on a GPU, where cublasLtMatmulAlgoCheck "doesn't fully guarantee" that an algorithm runs.
+TEST(CublasLt, the_first_offer_passes_its_check_and_fails) {
+    EXPECT_TRUE(run_process({}, [] {
+                    const DeviceArray<float> a(64), b(64), d(64);
+                    const DeviceArray<char> workspace(1 << 16);
+                    Product product(CUDA_R_32F, CUDA_R_32F, 8, 8, 8, false, false);
+                    const auto first = product.offers(workspace.bytes).front();
+                    const bool passes = product.check(first.algo) == CUBLAS_STATUS_SUCCESS;
+                    const bool fails =
+                        product.run(1, a.data, b.data, 0, d.data, d.data, &first.algo, workspace.data,
+                                    workspace.bytes) == CUBLAS_STATUS_EXECUTION_FAILED;
+                    return passes && fails && is_last_error(cudaErrorInvalidConfiguration);
                 }).good());
 }
 

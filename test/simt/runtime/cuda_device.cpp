@@ -10,8 +10,6 @@ namespace {
 using namespace simt::runtime;
 using llmc::cuda::Chip;
 
-constexpr int version = 13000;
-
 bool is_device(const Runtime& r, int device) { return device >= 0 && device < r.settings.gpus; }
 
 struct Name {
@@ -190,12 +188,12 @@ cudaError_t cudaDeviceReset() {
 }
 
 cudaError_t cudaDriverGetVersion(int* number) {
-    *number = runtime().settings.gpus == 0 ? 0 : version;
+    *number = runtime().settings.gpus == 0 ? 0 : runtime().settings.driver;
     return cudaSuccess;
 }
 
 cudaError_t cudaRuntimeGetVersion(int* number) {
-    *number = version;
+    *number = cuda_version;
     return cudaSuccess;
 }
 

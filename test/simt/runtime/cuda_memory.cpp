@@ -110,7 +110,11 @@ cudaError_t cudaFree(void* memory) {
 }
 
 cudaError_t cudaHostAlloc(void** memory, std::size_t bytes, unsigned) {
-    return api_call([&](Runtime& r) { return allocate(r, memory, bytes, Block::pinned); });
+    return api_call([&](Runtime& r) {
+        const bool fits = bytes <= r.settings.host_memory - r.memory.used(Block::pinned);
+        if (!fits || r.is_struck("hostmalloc")) return cudaErrorMemoryAllocation;
+        return allocate(r, memory, bytes, Block::pinned);
+    });
 }
 
 cudaError_t cudaMallocHost(void** memory, std::size_t bytes) { return cudaHostAlloc(memory, bytes, 0); }

@@ -179,5 +179,33 @@ TEST(LtProducts, IgnoresSavedAlgorithmsWithOtherBitsTooMuchMemoryOrDamage) {
     EXPECT_TRUE(too_large.good()) << too_large;
 }
 
+// It is another rank's choice, so that no other one may take its place here.
+TEST(LtProducts, ASavedAlgorithmThatFailsIsAnError) {
+    const Outcome outcome = run_process({}, [] {
+        try {
+            takes({.id = 44}, 8);
+        } catch (const UserError& fault) {
+            return std::string(fault.what()).find("cannot compute the product 8x8x8") != std::string::npos;
+        }
+        return false;
+    });
+    EXPECT_TRUE(outcome.good()) << outcome;
+}
+
+TEST(LtProducts, WhatFailsIsLeftOutAndCounted) {
+    for (const bool measures : {false, true}) {
+        const Outcome outcome = run_process({}, [measures] {
+            Products on(512);
+            const auto products = on.make();
+            products->set_autotuning(measures);
+            const Tensor a = on.operand(1, DType::fp32, {8, 8}), b = on.operand(2, DType::fp32, {8, 8});
+            products->overwrite(on.operand(0, DType::fp32, {8, 8}), {a, 8, 8}, {b, 8, 8}, {});
+            products->overwrite(on.operand(0, DType::fp32, {8, 8}), {a, 8, 8}, {b, 8, 8}, {});
+            return products->failing() == 1 && cudaGetLastError() == cudaSuccess;
+        });
+        EXPECT_TRUE(outcome.good()) << outcome;
+    }
+}
+
 }  // namespace
 }  // namespace runtime_test

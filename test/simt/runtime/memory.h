@@ -1,5 +1,5 @@
-// The memory of the tests' CUDA runtime. The host may not touch a device's memory, only work in a stream may; new memory
-// holds 0xff bytes, which are NaN in every floating-point type.
+// The memory of the tests' CUDA runtime. The host may not touch a device's memory, only work in a stream may; new
+// memory holds 0xff bytes, which are NaN in every floating-point type.
 //
 // With AddressSanitizer each allocation is a heap block of exactly its size, so that it finds accesses past its end and
 // after its release, and those of the host. Otherwise a device's blocks lie in one mapping, which is closed. The first

@@ -51,6 +51,8 @@ Settings read_settings() {
     s.gpu_memory = number("SIMT_GPU_MEMORY", s.gpu_memory);
     s.context_bytes = number("SIMT_CONTEXT_BYTES", std::uint64_t{0});
     s.nccl_bytes = number("SIMT_NCCL_BYTES", std::uint64_t{0});
+    s.host_memory = number("SIMT_HOST_MEMORY", s.host_memory);
+    s.driver = static_cast<int>(number("SIMT_DRIVER", static_cast<std::uint64_t>(s.driver)));
     s.gpu_uuid = variable("SIMT_GPU_UUID");
     s.slow_algorithm = static_cast<int>(number("SIMT_SLOW_ALGORITHM", std::uint64_t{11}));
     s.nccl_seconds = static_cast<double>(number("SIMT_NCCL_SECONDS", std::uint64_t{120}));
@@ -61,8 +63,8 @@ Settings read_settings() {
         s.fails_at = number("SIMT_FAIL", fails.substr(colon + 1));
     }
     if (!fails.empty() && s.fails != "launch" && s.fails != "malloc" && s.fails != "memcpy" &&
-        s.fails != "memory" && s.fails != "nccl") {
-        stop("SIMT_FAIL is launch:N, malloc:N, memcpy:N, memory:N or nccl:N");
+        s.fails != "memory" && s.fails != "hostmalloc" && s.fails != "nccl") {
+        stop("SIMT_FAIL is launch:N, malloc:N, memcpy:N, memory:N, hostmalloc:N or nccl:N");
     }
     return s;
 }

@@ -10,10 +10,12 @@
 //   SIMT_GPU_MEMORY=N     bytes of each device
 //   SIMT_CONTEXT_BYTES=N  bytes of these that CUDA's context takes; SIMT_NCCL_BYTES=N: that a communicator takes;
 //                         0 by default
+//   SIMT_HOST_MEMORY=N    bytes of pinned memory that there are
+//   SIMT_DRIVER=N         the CUDA version of the driver, such as 12020; older than the runtime's, no call works
 //   SIMT_GPU_UUID=TEXT    the UUID of device 0, instead of one that all processes share
 //   SIMT_FAIL=WHAT:N      the Nth launch that runs, or the Nth call of malloc or memcpy, fails like an illegal
 //                         address; with memory:N, the Nth cudaMalloc finds no memory, as if other processes had
-//                         taken it; with nccl:N, the Nth operation of NCCL fails, as if the network had failed
+//                         taken it; with hostmalloc:N, so does the Nth cudaMallocHost; with nccl:N, the Nth operation of NCCL fails, as if the network had failed
 //                         while all processes live
 //   SIMT_NCCL_SECONDS=N   how long a collective may wait for its peers
 //   SIMT_COUNT=FILE       writes counts of its calls (counts.h) to FILE and the process's number
@@ -36,6 +38,8 @@
 
 namespace simt::runtime {
 
+inline constexpr int cuda_version = 13000;
+
 struct Settings {
     std::uint64_t seed = 0;
     int gpus = 1;
@@ -43,9 +47,11 @@ struct Settings {
     bool has_code = true;  // for the chip
     std::size_t gpu_memory = std::size_t{4} << 30;
     std::size_t context_bytes = 0, nccl_bytes = 0;
+    std::size_t host_memory = SIZE_MAX;
+    int driver = cuda_version;
     std::string gpu_uuid;
     int slow_algorithm = 11;  // an algorithm of cuBLASLt (cublaslt_algorithms.cpp)
-    std::string fails;        // "launch", "malloc", "memcpy", "memory" or "nccl"
+    std::string fails;        // "launch", "malloc", "memcpy", "memory", "hostmalloc" or "nccl"
     std::uint64_t fails_at = 0;
     double nccl_seconds = 120;
     std::string count_file;
@@ -96,12 +102,13 @@ cudaError_t api_call(const Body& body) {
     if (r.streams.runs_on_this_thread()) return cudaErrorNotPermitted;  // called by a host function
     const std::lock_guard one_at_a_time(r.mutex);
     r.streams.host_is_here();
-    if (r.settings.gpus == 0) return last_error() = cudaErrorInsufficientDriver;
+    if (r.settings.gpus == 0 || r.settings.driver < cuda_version)
+        return last_error() = cudaErrorInsufficientDriver;
     cudaError_t error = r.fault();
     if (error == cudaSuccess) error = body(r);
     if (r.fault() != cudaSuccess) error = r.fault();
     r.streams.host_is_here();
-    if (error != cudaSuccess) last_error() = error;
+    if (error != cudaSuccess && error != cudaErrorNotReady) last_error() = error;
     return error;
 }
 
