@@ -327,9 +327,20 @@ void on_fault(int number, siginfo_t* fault, void* context) {
 void catch_faults() {
 #if !defined(SIMT_ADDRESS) && !defined(SIMT_THREAD)
     struct sigaction action {};
-    action.sa_flags = static_cast<int>(SA_SIGINFO | SA_NODEFER);
+    action.sa_flags = static_cast<int>(SA_SIGINFO | SA_NODEFER | SA_ONSTACK);
     action.sa_sigaction = on_fault;
     for (const int number : {SIGSEGV, SIGBUS}) sigaction(number, &action, nullptr);
+#endif
+}
+
+void catch_faults_on_a_stack_of_their_own() {
+#if !defined(SIMT_ADDRESS) && !defined(SIMT_THREAD)
+    constexpr std::size_t bytes = 64 << 10;
+    thread_local bool has_stack = false;
+    if (has_stack) return;
+    // Never freed, since work may run until the thread's very end.
+    const stack_t stack{.ss_sp = new char[bytes], .ss_flags = 0, .ss_size = bytes};
+    has_stack = sigaltstack(&stack, nullptr) == 0;
 #endif
 }
 

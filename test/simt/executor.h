@@ -53,6 +53,8 @@ Options& options();
 // Without a sanitizer, from now on a kernel is named that touches memory which is not there, for example through an
 // index that was never written.
 void catch_faults();
+// The same for the calling thread alone, whose code may use the stack pointer for something else, as oneDNN's does.
+void catch_faults_on_a_stack_of_their_own();
 
 // The kernel's name in source code: "gelu_forward_kernel<float>".
 std::string name_of_kernel(const void* kernel);

@@ -1,12 +1,14 @@
 #include "simt/runtime/memory.h"
 
+#include <sys/mman.h>
+
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <iterator>
 
-#include <sys/mman.h>
+#include "simt/executor.h"
 
 #ifdef SIMT_ADDRESS
 #include <sanitizer/asan_interface.h>
@@ -172,6 +174,7 @@ std::size_t Memory::used(int device) const {
 
 void Memory::begin_work() {
     working_ = std::this_thread::get_id();
+    if (mapping_) catch_faults_on_a_stack_of_their_own();
     for (const auto& [begin, block] : blocks_) show(begin, block);
 }
 
