@@ -15,8 +15,8 @@
 //   SIMT_GPU_UUID=TEXT    the UUID of device 0, instead of one that all processes share
 //   SIMT_FAIL=WHAT:N      the Nth launch that runs, or the Nth call of malloc or memcpy, fails like an illegal
 //                         address; with memory:N, the Nth cudaMalloc finds no memory, as if other processes had
-//                         taken it; with hostmalloc:N, so does the Nth cudaMallocHost; with nccl:N, the Nth operation of NCCL fails, as if the network had failed
-//                         while all processes live
+//                         taken it; with hostmalloc:N, so does the Nth cudaMallocHost; with nccl:N, the Nth
+//                         operation of NCCL fails, as if the network had failed while all processes live
 //   SIMT_NCCL_SECONDS=N   how long a collective may wait for its peers
 //   SIMT_COUNT=FILE       writes counts of its calls (counts.h) to FILE and the process's number
 //   KERNEL_REPORT=FILE    the compiler's figures, by which launches are refused
