@@ -56,6 +56,7 @@ bool is_better(const Found& a, const Found& b) {
 }
 
 void keep_best(std::vector<Found>& best, const Found& found, std::size_t most) {
+    if (std::ranges::find(best, found.options, &Found::options) != best.end()) return;
     best.insert(std::ranges::upper_bound(best, found, is_better), found);
     if (best.size() > most) best.pop_back();
 }
@@ -200,7 +201,13 @@ Search best_with(const PlannedRun& run, const std::vector<std::string>& alternat
                 read(changed, arguments, unused);
             } else {
                 // All meshes train the batch of this one.
-                prepare(changed, arguments, unused);
+                try {
+                    prepare(changed, arguments, unused);
+                } catch (const BrokenRule&) {  // another mesh may keep it
+                    changed = {};
+                    read(changed, arguments, unused);
+                    if (!changed.options.is_given("global-batch-tokens")) continue;
+                }
                 changed.arguments = with_options(
                     changed.arguments,
                     fmt::format("--global-batch-tokens {}", *changed.options.global_batch_tokens));
@@ -237,7 +244,10 @@ Search best_with_less(const PlannedRun& run, ModelTimes& passes, const Listed& l
         for (const std::string& offload : beside) level.push_back(fmt::format("{} {}", format, offload));
         levels.push_back(std::move(level));
     }
-    if (!has_disk) levels.push_back(offloads(run, {"none", "cpu", "nvme"}, fixed, true));
+    if (!has_disk) {
+        tiers.emplace_back("nvme");
+        levels.push_back(offloads(run, tiers, fixed, true));
+    }
     Search all;
     for (const std::vector<std::string>& level : levels) {
         Search found = best_with(run, level, passes, listed, fixed);

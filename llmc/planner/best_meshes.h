@@ -29,7 +29,7 @@ Search best_meshes(const PlannedRun& run, ModelTimes& passes, const Listed& list
 
 // The faster first; then those that leave more memory.
 bool is_better(const Found& a, const Found& b);
-// Adds a run to the `most` best.
+// Adds a run to the `most` best, unless it is among them.
 void keep_best(std::vector<Found>& best, const Found& found, std::size_t most = Listed().most);
 
 // The best runs of all that each of the `alternatives`, options beside those of the run, makes possible.

@@ -168,9 +168,10 @@ void Candidates::add_micro_batches(Candidate mesh, int data, std::int64_t sequen
 }
 
 void Candidates::add_sharding(Candidate mesh, int data, std::int64_t micro_batches) {
-    const std::vector<int> stages = data > 1 ? std::vector{0, 1, 2, 3} : std::vector{0};
     const int of_node = run_.machines.ranks_of_node / mesh.tensor;
-    for (const int stage : choices("zero-stage", options_.zero_stage, stages)) {
+    // One rank has nothing to share.
+    const auto own = static_cast<int>(options_.zero_stage);
+    for (const int stage : data > 1 ? choices("zero-stage", own, {0, 1, 2, 3}) : std::vector{own}) {
         mesh.zero_stage = stage;
         std::vector<int> shards = {0};
         const bool has_size = options_.is_given("zero-shard-size") || options_.shards_on_machine;

@@ -48,9 +48,8 @@ std::string each_once(const std::string& options) {
     return text;
 }
 
-// The fastest change on as many GPUs, but for a few percent, or else on more.
-std::string fastest_change(const PlannedRun& run, const std::vector<std::string>& arguments) {
-    constexpr int most_times = 64;
+// The fastest change on as many GPUs, but for a few percent, or else on up to so many times as many.
+std::string fastest_change(const PlannedRun& run, const std::vector<std::string>& arguments, int most_times) {
     constexpr Listed best{
         .most = 1, .at_least_faster = margin_of_bounds, .tried = 160, .tried_for_memory = 16};
     ModelTimes passes;
@@ -72,7 +71,7 @@ std::string change_that_fits(const PlannedRun& run, const std::vector<std::strin
     // The lists of deeper models take long to make for each run that a search compares.
     constexpr std::int64_t most_layers = 512;
     if (run.machines.gpu && run.estimate && run.spec->model.layers() <= most_layers) {
-        if (std::string change = fastest_change(run, arguments); !change.empty()) return change;
+        if (std::string change = fastest_change(run, arguments, 64); !change.empty()) return change;
     } else if (run.why_not.front().rule == memory_rule) {
         const FindNeeds find(*run.machines.sizes, run.staging_bytes);
         return with_own_name(run, remedy_of(*run.needs, find).as_options());
@@ -84,6 +83,9 @@ std::string change_that_fits(const PlannedRun& run, const std::vector<std::strin
 std::string whole_change(const PlannedRun& given, const std::vector<std::string>& arguments,
                          const Rule& broken) {
     constexpr int most_changes = 8;
+    // A mesh that shares the given batch, rather than another batch
+    if (broken.change.starts_with("--global-batch-tokens") && given.machines.gpu && !given.asked.nodes)
+        if (std::string mesh = fastest_change(given, arguments, 1); !mesh.empty()) return mesh;
     const auto change_of = [&](const PlannedRun& run, const Rule& rule, const std::string& before) {
         return run.needs ? change_that_fits(run, with_options(arguments, before))
                          : with_own_name(run, rule.change);

@@ -269,7 +269,10 @@ std::vector<std::string> published_sizes(const PlannedRun& run) {
                        of_model = run.options.tensor_parallel * run.options.pipeline_parallel;
     // A search takes meshes with fewer data-parallel ranks than that.
     const std::int64_t fewest = run.asked.search || processes % of_model != 0 ? odd : processes / of_model;
-    const std::int64_t unit = length * (length * processes <= model.batch_tokens ? processes : fewest);
+    const std::int64_t micro_batch =
+        length * std::max<std::int64_t>(1, run.options.micro_batch_size.value_or(1));
+    const std::int64_t unit =
+        micro_batch * (micro_batch * processes <= model.batch_tokens ? processes : fewest);
     const std::int64_t nearest = std::max<std::int64_t>(1, (model.batch_tokens + unit / 2) / unit);
     std::int64_t units = nearest;
     const auto distance = [&](std::int64_t of) { return std::abs(of * unit - model.batch_tokens); };

@@ -165,7 +165,7 @@ PlannedRun searched_run(const std::vector<std::string>& arguments) {
         ModelTimes passes;
         Search found = best_meshes(run, passes);
         if (found.best.empty() && gpus.size() == 1) {
-            found = best_with_less(run, passes, {}, Fixed::given);
+            found = best_with_less(run, passes, {.tried_for_memory = 16}, Fixed::given);
             has_less = !found.best.empty();
         }
         for (Found& mesh : found.best) {

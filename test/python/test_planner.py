@@ -66,6 +66,9 @@ IMPOSSIBLE = {
     "memory, for a long context": ["--model=llama3-8b", "--gpus=8", "--seq-len=131072"],
     "memory, on these GPUs": ["--model=llama3-405b", "--gpus=8", "--zero-stage=3", "--nvme-size=1GB"],
     "memory of a host": ["--model=llama3-8b", "--gpus=8", "--host-memory=64GB", "--offload-optimizer=cpu", "--zero-stage=1"],
+    "memory of one rank, with ZeRO": ["--model=gpt3-6.7b", "--gpus=1", "--zero-stage=3", "--gradient-dtype=bf16", "--moments-dtype=bf16"],
+    "a batch of few sequences": ["--model=llama3-8b", "--gpus=16", "--global-batch-tokens=65536", "--seq-len=8192"],
+    "memory of a host that is not known": ["--model=llama3-8b", "--gpu=4090", "--gpus=1"],
     "memory, layer by layer": ["--model=llama3-8b", "--gpus=8", "--pipeline-parallel=4", "--pipeline-schedule=breadth-first", "--seq-len=8192", "--global-batch-tokens=4194304"],
     "passes of many stages": ["--model=gpt3-175b", "--gpus=96", "--pipeline-parallel=96", "--micro-batch-size=1", "--global-batch-tokens=1073741824"],
     "memory of a micro-batch": ["--model=llama3-8b", "--gpus=8", "--zero-stage=3", "--micro-batch-size=32", "--global-batch-tokens=4194304"],
@@ -94,11 +97,18 @@ def test_what_is_changed_where_memory_lacks(name, expected, changes_numbers):
     assert ("which changes the numbers" in " ".join(said.split())) == changes_numbers
 
 
-@pytest.mark.parametrize("name", ["memory of a host", "memory, layer by layer", "passes of many stages"])
+@pytest.mark.parametrize("name", ["memory of one rank, with ZeRO", "memory of a host", "memory, layer by layer", "passes of many stages"])
 def test_no_more_gpus_than_are_needed(name):
     """Where the host is too small, the state goes back to the GPUs; another schedule and other stages are tried."""
     change = plan(*IMPOSSIBLE[name])[0]["why_not"][0]["change"]
     assert "--gpus" not in change and "nvme" not in change and change.count("--micro-batch-size") == 1
+
+
+def test_a_change_takes_nothing_that_is_not_known():
+    """Where only the mesh has to change, the batch stays. Nothing is put into a host whose memory is not known."""
+    batch = plan(*IMPOSSIBLE["a batch of few sequences"])[0]["why_not"][0]["change"]
+    assert "--tensor-parallel" in batch and "--global-batch-tokens" not in batch
+    assert "cpu" not in plan(*IMPOSSIBLE["memory of a host that is not known"])[0]["why_not"][0]["change"]
 
 
 def test_the_fastest_change_is_given():
@@ -179,7 +189,7 @@ def test_a_search_writes_its_run(tmp_path):
 
 def test_a_search_without_a_fit_keeps_given_options():
     """No micro-batch of 3 sequences divides the batch."""
-    made, status = plan("--model=gpt2", "--search", "--gpus=8", "--micro-batch-size=3")
+    made, status = plan("--model=gpt2", "--search", "--gpus=8", "--micro-batch-size=3", "--global-batch-tokens=524288")
     assert status == 2 and made["search"]["best"] == [] and made["memory"] is None
     assert "micro-batch" in made["why_not"][0]["rule"] + made["why_not"][0]["change"]
 
@@ -248,6 +258,8 @@ def test_more_ranks_than_published_sequences(options):
     """Each has one."""
     made = plan(*options, "--tokens=1T", "--zero-stage=3")[0]
     assert made["why_not"] == [] and made["batch"]["tokens"] == made["mesh"]["data"] * made["model"]["sequence_length"]
+    shared = plan("--model=gpt2", "--gpus=60", "--micro-batch-size=5", "--tokens=1T")[0]
+    assert shared["why_not"] == [] and shared["batch"]["micro_batch_sequences"] == 5
     assert "a sequence for each data-parallel rank" in program.run("plan", *options, "--tokens=1T", "--zero-stage=3").stdout.replace("\n", " ")
 
 
