@@ -106,14 +106,12 @@ double measured_ratio(const std::vector<std::string>& arguments, const PlannedRu
     if (!plan.why_not.empty())
         user_error(
             "--measured {}: a run of these options breaks a rule ({}), so that no step of it was measured; "
-            "give its "
-            "options, or a ratio such as x1.2",
+            "give its options, or a ratio such as x1.2",
             one_line(asked), plan.why_not.front().rule);
     if (seconds < *plan.estimate->bound)
         user_error(
             "--measured {}: a step of {} is faster than the {} that this GPU takes at least; see whether its "
-            "options "
-            "are given",
+            "options are given",
             one_line(asked), human_seconds(seconds), human_seconds(*plan.estimate->bound));
     const double ratio = seconds / expected;
     text += fmt::format(

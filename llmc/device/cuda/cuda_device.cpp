@@ -158,8 +158,7 @@ HostMemory CudaDevice::host_memory(std::size_t bytes) {
         cudaGetLastError();  // clear the error, which is reported here
         user_error(
             "{} of pinned host memory are not to be had; offload less, end other programs, or raise the "
-            "memory limit of "
-            "the container",
+            "memory limit of the container",
             human_bytes(bytes));
     }
     check_cuda(error, "cudaMallocHost");
@@ -198,8 +197,7 @@ Gpus find_gpus() {
         if (error == cudaErrorInsufficientDriver)
             user_error(
                 "the NVIDIA driver is for CUDA {}, but this program needs one for CUDA {}; install a newer "
-                "driver, build "
-                "the program with an older CUDA, or give --device cpu",
+                "driver, build the program with an older CUDA, or give --device cpu",
                 cuda::version_text(driver), cuda::version_text(needed));
         return {{},
                 error == cudaSuccess ? "CUDA finds no GPU"

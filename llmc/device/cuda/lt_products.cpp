@@ -301,8 +301,7 @@ void LtProducts::refuse(const Key& key, cublasStatus_t status) const {
     check_cuda(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
     user_error(
         "cuBLASLt cannot compute the product {} on this GPU: {} ({} of its memory are free); see whether "
-        "other programs use "
-        "it, or give a smaller --micro-batch-size",
+        "other programs use it, or give a smaller --micro-batch-size",
         name_of(key), cublasLtGetStatusString(status), human_bytes(free));
 }
 
