@@ -144,7 +144,7 @@ def test_files_of_a_checkpoint(folder):
     checkpoint = folder / "checkpoint-00000002"
     named = PAGE.split("## Checkpoints")[1].split("\n## ")[0]
     table = re.findall(r"^\| `([\w.]+)` \|", named.split("\n\n| key of")[0], re.MULTILINE)
-    assert {path.name for path in checkpoint.iterdir()} == set(table)
+    assert {path.name for path in checkpoint.iterdir()} == set(table) - {"tokenizer"}  # of a model that has none
     manifest = json.loads((checkpoint / "manifest.json").read_text())
     keys = re.findall(r"^\| `(\w+)` \|", named.split("| key of `manifest.json` |")[1], re.MULTILINE)
     [best] = (folder / "best").iterdir()
