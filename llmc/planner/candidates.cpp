@@ -44,6 +44,7 @@ std::optional<ModelTime> ModelTimes::of(const PlannedRun& run, const Candidate& 
     options.virtual_stages.reset();
     options.zero_stage = 0;
     options.zero_shard_size.reset();
+    options.offload_optimizer = options.offload_parameters = "none";
     options.recompute = mesh.recompute;
     if (mesh.recompute == "none") options.recompute_every.reset();
     options.micro_batch_size = mesh.micro_batch;

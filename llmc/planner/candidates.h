@@ -18,12 +18,9 @@ namespace llmc {
 // Bounds take the stages of a pipeline for equal, which they are not quite.
 inline constexpr double margin_of_bounds = 1.03;
 
-// What a search leaves as it is.
-enum class Fixed {
-    given /* the options that were given */,
-    memory /* less than the recomputation and sharding of the run: for a change that makes it fit, on any mesh */
-    ,
-};
+// What a search leaves as it is: the options that were given; or, for a change that makes a run fit on any mesh, no
+// less recomputation and sharding, and no larger micro-batches, than the run has.
+enum class Fixed { given, memory };
 
 struct Candidate {
     int tensor = 1, stages = 1, chunks = 1;  // chunks of a stage

@@ -192,13 +192,14 @@ Gpus find_gpus() {
         int driver = 0;
         const bool has_driver = cudaDriverGetVersion(&driver) == cudaSuccess && driver > 0;
         if (!has_driver) return {{}, "NVIDIA driver not found"};
-        int needed = 0;
-        cuda::check_cuda(cudaRuntimeGetVersion(&needed), "cudaRuntimeGetVersion");
-        if (error == cudaErrorInsufficientDriver)
+        if (error == cudaErrorInsufficientDriver) {
+            int needed = 0;
+            cuda::check_cuda(cudaRuntimeGetVersion(&needed), "cudaRuntimeGetVersion");
             user_error(
                 "the NVIDIA driver is for CUDA {}, but this program needs one for CUDA {}; install a newer "
                 "driver, build the program with an older CUDA, or give --device cpu",
                 cuda::version_text(driver), cuda::version_text(needed));
+        }
         return {{},
                 error == cudaSuccess ? "CUDA finds no GPU"
                                      : std::string("CUDA says \"") + cudaGetErrorString(error) + "\""};
