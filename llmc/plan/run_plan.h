@@ -52,8 +52,6 @@ struct RunSpec {
     bool default_reduction = true;
     PipelineSchedule pipeline_schedule = PipelineSchedule::one_f_one_b;
     int virtual_stages = 1;  // chunks per pipeline stage
-    // Whether layers are divided among the stages as in a model of very many (pipeline_partition.h).
-    bool deals_layers = false;
     // The blocks of each chunk as the user gave them; empty: balanced by cost.
     std::string pipeline_layers{};
     Recompute recompute{};

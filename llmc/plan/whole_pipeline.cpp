@@ -35,8 +35,7 @@ PartSizes part_sizes(const RunPlan& plan) {
 
 std::vector<StagePart> parts_of_stages(const RunSpec& spec, const std::shared_ptr<const Outline>& outline) {
     if (spec.mesh.pipeline * spec.virtual_stages == 1) return {whole_model(outline)};
-    PartCosts costs = part_costs(spec.model, spec.recompute);
-    costs.are_dealt = spec.deals_layers;
+    const PartCosts costs = part_costs(spec.model, spec.recompute);
     const auto layers = static_cast<int>(outline->layers.size());
     const int stages = spec.mesh.pipeline, chunks = stages * spec.virtual_stages;
     const std::vector<BlockRange> blocks =

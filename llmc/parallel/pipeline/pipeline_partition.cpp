@@ -191,8 +191,7 @@ std::vector<int> balanced_counts(int layers, int chunks, int stages, const PartC
     check(stages >= 1 && chunks % stages == 0, "pipeline: all stages have the same number of chunks");
     check(layers >= chunks, "pipeline: fewer layers than chunks");
     const bool are_equal = costs.before.empty() && (costs.recompute == 0 || costs.every == 1);
-    const bool searches =
-        chunks == stages && !are_equal && !costs.are_dealt && std::int64_t{layers} * chunks <= most_searched;
+    const bool searches = chunks == stages && !are_equal && std::int64_t{layers} * chunks <= most_searched;
     return searches ? counts_of_stages(layers, chunks, costs)
                     : counts_of_chunks(layers, chunks, stages, costs);
 }

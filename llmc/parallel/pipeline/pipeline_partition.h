@@ -22,8 +22,6 @@ struct PartCosts {
     double block = 1, embedding = 0, head = 0;
     double recompute = 0;  // additional cost of the last layer of each group of `every`
     std::int64_t every = 1;
-    // Whether the best division is not searched for, as for layers x chunks beyond most_searched.
-    bool are_dealt = false;
     // If layers differ: at index n, the cost of the first n layers.
     std::vector<double> before{};
 
