@@ -8,7 +8,7 @@
 #   BUILD=folder              builds in this folder; the program is then FOLDER/train_gpt, except for build/
 #   PYTHON=python3            the interpreter of the tests and the plot, with the modules of scripts/deps.sh
 #   SUITE='unit mpi-2'        only these suites of `make test`
-#   GPU_ARCH='80 90a'         the chips that nvcc compiles kernels for; by default this machine's GPUs, or 80 and 90a if it has none
+#   GPU_ARCH='80 89 90a'      the chips that nvcc compiles kernels for; by default this machine's GPUs, or these if it has none
 #   CUDA=0                    leaves the GPU out; CUDA_HOME=folder is CUDA's toolkit
 #   MPI=0                     without MPI: processes find one another over TCP (docs/launching.md)
 #   V=1                       prints the commands

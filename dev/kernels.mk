@@ -27,21 +27,21 @@ get_cudnn_frontend = $(if $(CUDNN_FRONTEND),,@$(if $(CUDNN_HEADER),scripts/deps.
     without cuDNN' >&2))
 
 # The chips to compile for, such as 90a. Code for 90a has Hopper's own instructions, which no other chip has.
-# Code for sm_80 also runs on sm_86 and sm_89. The default is this machine's chips, if the kernels run on any
-# of them.
+# Code for sm_80 also runs on sm_86 and sm_89, but converts to 8 bits by arithmetic, where sm_89 has instructions.
+# The default is this machine's chips, if the kernels run on any of them.
 GPU := $(firstword $(wildcard /dev/nvidia[0-9]*))
 demand_gpu = $(if $(GPU),,echo 'error: no GPU here (no /dev/nvidia0 or other); `make bench-check` runs the kernels on the CPU' >&2; exit 1)
 ifndef GPU_ARCH
 OWN_CHIPS := $(if $(GPU),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
     sed -n 's/^\([89]\|1[0-9]\)\.\([0-9]\)$$/\1\2/p'))
-GPU_ARCH := $(or $(sort $(OWN_CHIPS:90=90a)),80 90a)
+GPU_ARCH := $(or $(sort $(OWN_CHIPS:90=90a)),80 89 90a)
 # PTX for future chips, which cannot run 90a's code.
 GPU_PTX := $(if $(OWN_CHIPS),,90)
 endif
 # sm_80 to sm_129, including those with chip-specific (a) or family-specific (f) instructions.
 CHIPS := $(foreach tens,8 9 10 11 12,$(foreach unit,0 1 2 3 4 5 6 7 8 9,$(patsubst %,$(tens)$(unit)%,a f) $(tens)$(unit)))
 ifneq (,$(if $(strip $(GPU_ARCH)),$(filter-out $(CHIPS),$(GPU_ARCH)),none))
-$(error GPU_ARCH='$(GPU_ARCH)': the kernels take sm_80 and later; give the chips' numbers, such as GPU_ARCH='80 90a')
+$(error GPU_ARCH='$(GPU_ARCH)': the kernels take sm_80 and later; give the chips' numbers, such as GPU_ARCH='80 89 90a')
 endif
 
 # The trainer's GPU part: built if nvcc and cuBLASLt are found, unless CUDA=0 excludes it.
@@ -112,12 +112,13 @@ DEFINE_thread := -DSIMT_THREAD
 
 # The lab's GPU, and the libraries it is compared with.
 LAB_ON_GPU := dev/lab/gpu.cu dev/lab/rivals.cu dev/lab/matmul_rival.cu dev/lab/rivals_cudnn.cu
-# The trainer's products by cuBLASLt, one of the rivals.
+# The trainer's products by cuBLASLt, one of the rivals, and the kernel that compares their results.
 LT_PRODUCTS := llmc/device/cuda/lt_products.cpp $(CUBLASLT_SOURCE) llmc/device/cuda/cuda_streams.cpp
-ON_GPU := $(LAB_SOURCES) $(LAB_COMMON) $(LAB_ON_GPU) $(KERNEL_TEST_SOURCES)
+CHECKSUM := llmc/device/cuda/checksum.cu
+ON_GPU := $(LAB_SOURCES) $(LAB_COMMON) $(LAB_ON_GPU) $(CHECKSUM) $(KERNEL_TEST_SOURCES)
 
 # All that runs on the executor, besides the executor itself.
-ON_EXECUTOR := $(LAB_SOURCES) $(LAB_COMMON) dev/lab/no_gpu.cpp $(KERNEL_TEST_SOURCES) $(SIMT_TEST_SOURCES)
+ON_EXECUTOR := $(LAB_SOURCES) $(LAB_COMMON) dev/lab/no_gpu.cpp $(CHECKSUM) $(KERNEL_TEST_SOURCES) $(SIMT_TEST_SOURCES)
 KERNEL_LIST := $(SIMT_SOURCES) $(ON_EXECUTOR)
 
 # CUDA's headers break strict aliasing.
@@ -133,7 +134,7 @@ define simt_kind
 # common files have no kernels, so they are unchecked too.
 $(call simt_objects,$(1),$(SIMT_SOURCES)): CHECKS := -O2 $(DEFINE_$(1))
 $(call simt_objects,$(1),$(LAB_COMMON) dev/lab/no_gpu.cpp dev/lab/main.cpp): CHECKS := -Og $(DEFINE_$(1))
-$(call simt_objects,$(1),$(LAB_SOURCES) $(KERNEL_TEST_SOURCES) $(SIMT_TEST_SOURCES)): CHECKS := $(CHECKS_$(1)) $(DEFINE_$(1))
+$(call simt_objects,$(1),$(LAB_SOURCES) $(CHECKSUM) $(KERNEL_TEST_SOURCES) $(SIMT_TEST_SOURCES)): CHECKS := $(CHECKS_$(1)) $(DEFINE_$(1))
 $(BUILD)/simt/$(1)/%.o: %.cpp $(BUILD)/simt-flags.txt | $(BUILD)/libraries.ok
 	$$(compile_simt)
 $(BUILD)/simt/$(1)/%.o: %.cu $(BUILD)/simt-flags.txt | $(BUILD)/libraries.ok
@@ -228,7 +229,7 @@ LAB_LIBRARY := $(filter $(BUILD)/objects/llmc/core/% $(BUILD)/objects/llmc/devic
 
 # ./dev/X runs on the GPU if this machine has one, otherwise on the executor.
 ifneq ($(and $(GPU),$(NVCC)),)
-$(LAB_PROGRAMS): dev/%: $(call nvcc_objects,dev/%.cu $(LAB_COMMON) $(LAB_ON_GPU) dev/lab/main.cpp) $(LAB_LIBRARY)
+$(LAB_PROGRAMS): dev/%: $(call nvcc_objects,dev/%.cu $(LAB_COMMON) $(LAB_ON_GPU) $(CHECKSUM) dev/lab/main.cpp) $(LAB_LIBRARY)
 	$(link_nvcc)
 else
 $(LAB_PROGRAMS): dev/%: $(call simt_objects,plain,dev/%.cu $(SIMT_SOURCES) $(LAB_COMMON) dev/lab/no_gpu.cpp \

@@ -9,7 +9,7 @@ using llmc::Tensor;
 using llmc::cuda::check_cuda;
 
 MatmulRival::MatmulRival(DType dtype, const MatmulShape& shape)
-    : shape_(shape), products_(streams_, "the lab's GPU", false, false) {
+    : shape_(shape), products_(streams_, "the lab's GPU", llmc::cuda::sm_80, false, false) {
     const auto [rows, in_channels, out_channels] = shape;
     in_ = draw(dtype, {rows, in_channels});
     weight_ = draw(dtype, {out_channels, in_channels});

@@ -82,6 +82,11 @@ class DeviceFault : public UserError {
     using UserError::UserError;
 };
 
+// The algorithms that libraries offered and that are not used: they did not run, or gave other bits each time.
+struct LeftOut {
+    std::int64_t failing = 0, varying = 0;
+};
+
 // Host memory that is freed with its owner.
 using HostMemory = std::unique_ptr<std::byte[], std::function<void(std::byte*)>>;
 
@@ -137,9 +142,10 @@ class Device {
     // kinds of device are ignored. If several choices have the same subject, the last one counts.
     virtual std::string choices() const { return {}; }
     virtual void adopt_choices(std::string_view /*choices*/) {}
-    // Turns autotuning on or off. When on, the device times the algorithms for each new shape and keeps the
-    // fastest. When off, a new shape uses the first algorithm.
+    // Turns autotuning on or off. When on, the device times the algorithms for each new shape, on what is in memory,
+    // and keeps the fastest that gives the same bits each time. When off, a new shape uses the first that runs.
     virtual void set_autotuning(bool /*on*/) {}
+    virtual LeftOut left_out() const { return {}; }
 
     // Bytes of device memory that all processes use now; 0 if unknown.
     virtual std::size_t memory_taken() const { return 0; }

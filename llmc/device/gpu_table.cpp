@@ -8,13 +8,12 @@ namespace llmc {
 
 namespace {
 
-using cuda::sm_80, cuda::sm_86, cuda::sm_90;
+using cuda::sm_80, cuda::sm_86, cuda::sm_89, cuda::sm_90;
 
 constexpr cuda::Chip with_multiprocessors(cuda::Chip chip, int multiprocessors) {
     chip.multiprocessors = multiprocessors;
     return chip;
 }
-constexpr cuda::Chip sm_89{89, 128, 1536, 24, 100 << 10, 99 << 10};
 constexpr cuda::Chip sm_100{100, 148, 2048, 32, 228 << 10, 227 << 10};
 constexpr cuda::Chip sm_103{103, 148, 2048, 32, 228 << 10, 227 << 10};
 constexpr cuda::Chip sm_120{120, 170, 1536, 24, 100 << 10, 99 << 10};

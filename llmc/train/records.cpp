@@ -129,6 +129,10 @@ Records::Records(PreparedRun& run) : run_(run), claimed_(run) {
     if (added > 0 && !run.algorithms.origin.empty())
         console.note(fmt::format("{} autotuned now, because no earlier run had chosen them",
                                  plural(added, "algorithm")));
+    if (const auto [failing, varying] = run.trainer->left_out(); failing + varying > 0)
+        console.note(fmt::format(
+            "cuBLASLt offered {} that failed, and {} that gave other bits each time; they are left out",
+            plural(failing, "algorithm"), varying));
     std::optional<ReplacedRun> replaced;
     if (options.overwrite && run.writes.record) replaced.emplace(run.out_dir);
     // The metrics come first: if they cannot be written, nothing is.

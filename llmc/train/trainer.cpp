@@ -1,6 +1,7 @@
 #include "llmc/train/trainer.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -103,10 +104,11 @@ void Trainer::choose_algorithms(std::string_view earlier, std::int64_t prompt_to
     for (const int root : roots) {
         if (world_.rank() == root) {
             device_.set_autotuning(true);
-            executor_.autotune(plan_.training, plan_.micro_batch);
-            executor_.autotune(plan_.evaluation, plan_.micro_batch);
+            const std::int64_t vocabulary = plan_.spec.model.vocabulary;
+            executor_.autotune(plan_.training, plan_.micro_batch, vocabulary);
+            executor_.autotune(plan_.evaluation, plan_.micro_batch, vocabulary);
             for (const std::int64_t rows : row_counts(prompt_tokens))
-                executor_.autotune(plan_.generation, 1, {.position = 0, .count = rows});
+                executor_.autotune(plan_.generation, 1, vocabulary, {.position = 0, .count = rows});
             device_.synchronize();
             device_.set_autotuning(false);
         }
@@ -114,6 +116,10 @@ void Trainer::choose_algorithms(std::string_view earlier, std::int64_t prompt_to
         device_.adopt_choices(choices);
         algorithms_ = merged_choices(algorithms_, choices);
     }
+    const LeftOut own = device_.left_out();
+    std::array counts = {static_cast<double>(own.failing), static_cast<double>(own.varying)};
+    world_.all_reduce({reinterpret_cast<std::byte*>(counts.data()), DType::fp64, {std::ssize(counts)}});
+    left_out_ = {.failing = std::llround(counts[0]), .varying = std::llround(counts[1])};
 }
 
 Update Trainer::next_update() const {

@@ -85,6 +85,8 @@ class Trainer {
     void choose_algorithms(std::string_view earlier, std::int64_t prompt_tokens);
     // The algorithms of all stages (Device::choices).
     const std::string& algorithms() const { return algorithms_; }
+    // Those that were not chosen, of all ranks.
+    const LeftOut& left_out() const { return left_out_; }
 
     // Trains one step: loads this rank's micro-batches (RunPlan::share) and performs the list of actions. The step's
     // update waits for the next step, whose list begins with it, or for finish_update(). In fp16 and
@@ -186,6 +188,7 @@ class Trainer {
     StepMetrics::Disk disk_, disk_of_step_;  // of all lists so far; of those since the last step's
     ScratchFile::Speed disk_speed_;
     std::string algorithms_;
+    LeftOut left_out_;
     std::int64_t step_before_run_ = 0;  // the last step before this run
     bool has_checkpoint_ = false;       // to resume from
 };

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstring>
 
+#include "llmc/device/cuda/checksum.h"
 #include "test/kernels/kernel_test.h"
 
 namespace kernel_test {
@@ -229,6 +230,37 @@ TYPED_TEST(Elementwise, AllFinite) {
             EXPECT_EQ(finite(), 0) << piece.elements;
         }
         first = false;
+    }
+}
+
+TEST(ElementwiseOther, ChecksumOfEveryBitAndPlace) {
+    Draw draw(seed());
+    Array<std::uint64_t> sum(1);
+    for (const auto& on : contexts()) {
+        for (const std::int64_t packs : {1, 37, 3000}) {  // the last in several blocks
+            Array<std::uint64_t> x(2 * packs);
+            for (std::int64_t i = 0; i < 2 * packs; ++i)
+                x[i] = static_cast<std::uint64_t>(draw.below(1 << 30)) << 32 | draw.below(1 << 30);
+            const auto checksum = [&](std::uint64_t before = 0) {
+                sum[0] = before;
+                llmc::cuda::add_checksum(on, reinterpret_cast<unsigned long long*>(sum.data()), x.data(),
+                                         16 * packs);
+                synchronize();
+                return sum[0];
+            };
+            const std::uint64_t whole = checksum();
+            EXPECT_EQ(checksum(), whole);
+            EXPECT_EQ(checksum(whole), 2 * whole);
+            std::uint64_t& place = x[draw.below(2 * packs)];
+            const std::uint64_t bit = std::uint64_t{1} << draw.below(64);
+            place ^= bit;
+            EXPECT_NE(checksum(), whole);
+            place ^= bit;
+            if (packs == 1) continue;
+            std::swap(x[0], x[2 * packs - 2]);
+            std::swap(x[1], x[2 * packs - 1]);
+            EXPECT_NE(checksum(), whole) << "of other places";
+        }
     }
 }
 

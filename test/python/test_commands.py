@@ -290,7 +290,7 @@ def code(*chips):
 
 
 def test_chips(toolkit):
-    default = code("80", "90a") + ["compute_90,code=compute_90"]
+    default = code("80", "89", "90a") + ["compute_90,code=compute_90"]
     assert toolkit.targets() == default
     assert toolkit.targets("GPU_ARCH=80 90a") == code("80", "90a")
     assert toolkit.targets(GPU_ARCH="89") == code("89")
@@ -309,7 +309,7 @@ def test_chips(toolkit):
 
 
 def test_what_the_gpu_part_has(toolkit):
-    assert toolkit.says() == "CUDA 13.2 for sm_80 sm_90a and later, no NCCL, no cuDNN"
+    assert toolkit.says() == "CUDA 13.2 for sm_80 sm_89 sm_90a and later, no NCCL, no cuDNN"
     assert toolkit.says("GPU_ARCH=89") == "CUDA 13.2 for sm_89, no NCCL, no cuDNN"
     assert {"no_nccl.o", "no_cudnn.o", "cuda_ops.o", "ops.o"} <= {pathlib.Path(word).name for word in toolkit.link().split()}
     # Like Python's packages: each library in its own folder.
@@ -321,7 +321,7 @@ def test_what_the_gpu_part_has(toolkit):
     toolkit.add("../cudnn/lib/libcudnn.so.9")
     assert "no cuDNN" in toolkit.says()
     toolkit.project.write(".cuda/include/cudnn_frontend.h", "")
-    assert toolkit.says() == "CUDA 13.2 for sm_80 sm_90a and later, NCCL, cuDNN"
+    assert toolkit.says() == "CUDA 13.2 for sm_80 sm_89 sm_90a and later, NCCL, cuDNN"
     link = toolkit.link().split()
     assert {"nccl_communicator.o", "cublaslt_library.o", "cudnn_attention.o"} <= {pathlib.Path(word).name for word in link}
     beside = toolkit.folder.parent

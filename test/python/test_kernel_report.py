@@ -16,7 +16,7 @@ BUILD = pathlib.Path(os.environ["BUILD_DIR"])
 REPORT = BUILD / "nvcc/report.txt"
 READER = ROOT / "dev/lab/kernel_report.py"
 OF_LLMC = "_ZN4llmc4cuda"  # the beginning of the names of llmc::cuda
-CHIPS = {80, 90}  # if there is no GPU and no other chips were requested
+CHIPS = {80, 89, 90}  # if there is no GPU and no other chips were requested
 
 
 def cuda_compiler():

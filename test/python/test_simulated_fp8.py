@@ -31,8 +31,8 @@ def on_gpus(folder, experiment, options, ranks=1, **more):
 def test_follows_the_cpu(wide, seed, tmp_path):
     """The devices' activations differ by a unit d = 2^-8 of bf16, where one rounds up and the other down. Where one of them lies
     so near the middle of two numbers in 8 bits, which are e = 2^-3 apart, that these become different, which happens to one of
-    e/d, they differ by e: by sqrt(d e) = 2^2.5 d at random."""
-    bound = 2**2.5 * model_bounds.gpu_training_bound_bf16(
+    e/d, they differ by e: by sqrt(d e) = 2^2.5 d at random. A GPU keeps 14 bits of a sum: 2^-13 beside bf16's rounding by 2^-9."""
+    bound = (1 + 2**-4) * 2**2.5 * model_bounds.gpu_training_bound_bf16(
         wide.weights, wide.sizes, [wide.tokens] * STEPS, (1,), False, draws=6,
         generator=torch.Generator().manual_seed(seed), lr=1e-3, weight_decay=0.1, betas=(0.9, 0.95), grad_clip=0.5)
     meshes = [(1, []), (2, ["--zero-stage=3"]), (2, ["--tensor-parallel=2", "--sequence-parallel"])]

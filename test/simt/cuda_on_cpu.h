@@ -34,8 +34,9 @@ inline uint3 blockIdx, threadIdx;
 namespace simt {
 
 template <class... Parameters>
-void launch(const llmc::cuda::Chip& chip, cudaStream_t stream, void (*kernel)(Parameters...), dim3 grid,
-            dim3 block, DynamicShared shared, std::type_identity_t<Parameters>... arguments) {
+cudaError_t launch(const llmc::cuda::Chip& chip, cudaStream_t stream, void (*kernel)(Parameters...),
+                   dim3 grid, dim3 block, DynamicShared shared,
+                   std::type_identity_t<Parameters>... arguments) {
     struct Call {
         void (*kernel)(Parameters...);
         std::tuple<Parameters...> arguments;
@@ -47,11 +48,9 @@ void launch(const llmc::cuda::Chip& chip, cudaStream_t stream, void (*kernel)(Pa
         };
         run_grid(chip, {symbol, grid, block, shared, run_thread, &call});
     };
-    if (options().queue) {
-        options().queue(stream, symbol, std::move(run));
-    } else {
-        run();
-    }
+    if (options().queue) return options().queue(stream, symbol, std::move(run));
+    run();
+    return cudaSuccess;
 }
 
 template <class Declaration>

@@ -42,9 +42,9 @@ struct Options {
     // The compiler's report. A launch is refused if the kernel's registers do not fit, or if the kernel is
     // missing in the report. If the report does not have the chip, nothing is checked.
     KernelReport report;
-    // Receives launches that must not run at once. `run` runs the kernel, in the order of the stream. The
-    // CUDA runtime of the tests (runtime/) sets it if it is linked.
-    std::function<void(CUstream_st* stream, const void* kernel, std::function<void()> run)> queue;
+    // Receives launches that must not run at once, and returns their result. `run` runs the kernel, in the
+    // order of the stream. The CUDA runtime of the tests (runtime/) sets it if it is linked.
+    std::function<cudaError_t(CUstream_st* stream, const void* kernel, std::function<void()> run)> queue;
     // Called when memory is touched that is not accessible. Returns whether it is now. The CUDA runtime sets it.
     std::function<bool(const void* address, bool writes)> make_accessible;
 };

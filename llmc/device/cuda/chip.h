@@ -30,6 +30,7 @@ struct Chip {
 
 inline constexpr Chip sm_80{80, 108, 2048, 32, 164 << 10, 163 << 10};  // A100
 inline constexpr Chip sm_86{86, 84, 1536, 16, 100 << 10, 99 << 10};    // A40, RTX 3090 Ti
+inline constexpr Chip sm_89{89, 128, 1536, 24, 100 << 10, 99 << 10};   // RTX 4090, L40S
 inline constexpr Chip sm_90{90, 132, 2048, 32, 228 << 10, 227 << 10};  // H100, H200
 
 // The registers of a block. Warps get them in units of 256.

@@ -45,7 +45,7 @@ CudaOps::CudaOps(std::string_view gpu, const Chip& chip, CudaStreams& streams, c
     : GpuSizes(chip),
       chip_(chip),
       streams_(streams),
-      products_(streams, kind_of(gpu, chip), options.tf32, options.sync) {
+      products_(streams, kind_of(gpu, chip), chip, options.tf32, options.sync) {
     if (options.sync) waits_ = std::make_unique<WaitForEach>(streams);
     if (options.attention == AttentionKind::cudnn) cudnn_ = make_cudnn_attention();
 }

@@ -11,8 +11,6 @@
 #ifdef __CUDACC__
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
-
-#include "llmc/device/cuda/runtime.h"
 // Declares a shared array: SHARED(float, partial, [32]). It is aligned for 16-byte accesses, as it is on the
 // CPU.
 #define SHARED(type, name, size) __shared__ __align__(16) type name size
@@ -36,6 +34,7 @@
 
 #include "llmc/core/error.h"
 #include "llmc/device/cuda/launch.h"
+#include "llmc/device/cuda/runtime.h"
 
 namespace llmc::cuda {
 
@@ -43,7 +42,8 @@ using bf16 = __nv_bfloat16;
 using fp16 = __half;
 
 // Runs kernel<<<grid, block, shared_bytes, stream>>>(args...), with up to as much dynamic shared memory as
-// the chip has. A grid without blocks does nothing; CUDA would refuse it.
+// the chip has. A grid without blocks does nothing; CUDA would refuse it. Throws the launch's own error, not
+// cudaGetLastError(), which may be that of an earlier call.
 template <class... Parameters, class... Arguments>
 void launch(const LaunchContext& on, void (*kernel)(Parameters...), dim3 grid, dim3 block,
             std::size_t shared_bytes, Arguments&&... arguments) {
@@ -55,14 +55,19 @@ void launch(const LaunchContext& on, void (*kernel)(Parameters...), dim3 grid, d
                                         static_cast<int>(shared_bytes)),
                    "dynamic shared memory");
     }
-    kernel<<<grid, block, shared_bytes, on.stream>>>(static_cast<Parameters>(arguments)...);
-    check_cuda(cudaGetLastError(), "launch");
+    cudaLaunchConfig_t config{};
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = on.stream;
+    const cudaError_t error = cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
 #else
-    simt::launch(
+    const cudaError_t error = simt::launch(
         on.chip, on.stream, kernel, grid, block,
         {shared_bytes, asks_for_shared ? on.chip.shared_bytes_per_block : Chip::default_shared_bytes},
         static_cast<Parameters>(arguments)...);
 #endif
+    check_cuda(error, "launch");
     if (on.observer)
         on.observer->launched({reinterpret_cast<const void*>(kernel), grid, block, shared_bytes});
 }

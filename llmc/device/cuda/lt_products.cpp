@@ -9,6 +9,7 @@
 
 #include "llmc/core/error.h"
 #include "llmc/core/text.h"
+#include "llmc/device/cuda/checksum.h"
 
 namespace llmc::cuda {
 
@@ -198,8 +199,8 @@ class LtProducts::Plan {
     Key key_;
 };
 
-LtProducts::LtProducts(CudaStreams& streams, std::string gpu, bool tf32, bool sync)
-    : streams_(streams), gpu_(std::move(gpu)), tf32_(tf32), sync_(sync) {
+LtProducts::LtProducts(CudaStreams& streams, std::string gpu, const Chip& chip, bool tf32, bool sync)
+    : streams_(streams), gpu_(std::move(gpu)), chip_(chip), tf32_(tf32), sync_(sync) {
     check_lt(cublasLtCreate(&handle_), "cublasLtCreate");
 }
 
@@ -231,6 +232,10 @@ LtProducts::Key LtProducts::key_of(const Tensor& d, const LtMatrix& a, const LtM
             .accumulate = accumulate,
             .alignment = {alignment_of(b.data.data), alignment_of(a.data.data), alignment_of(d.data),
                           alignment_of(bias.data)}};
+}
+
+std::size_t LtProducts::bytes_of_result(const Key& key) {
+    return static_cast<std::size_t>(key.m * key.n) * (key.d == CUDA_R_32F ? 4 : 2);
 }
 
 std::string LtProducts::name_of(const Key& key) {
@@ -270,9 +275,10 @@ void LtProducts::multiply(const Key& key, const Operands& operands) {
                         streams_.selected());
     };
     for (cublasStatus_t status = run(); status != CUBLAS_STATUS_SUCCESS; status = run()) {
-        if (plan.algorithms.size() == 1) refuse(key, status);
+        why_left_out_ = cublasLtGetStatusString(status);
+        if (plan.algorithms.size() == 1) refuse(key);
         plan.algorithms.erase(plan.algorithms.begin());
-        ++failing_;
+        ++left_out_.failing;
     }
     plan.algorithms.resize(1);
     if (sync_) check_cuda(streams_.wait_until_empty(), "the product " + name_of(key));
@@ -296,48 +302,78 @@ LtProducts::Plan& LtProducts::plan_for(const Key& key, const Operands& operands)
 }
 
 // Ranks share their choices, so that none takes another algorithm than the others.
-void LtProducts::refuse(const Key& key, cublasStatus_t status) const {
+void LtProducts::refuse(const Key& key) const {
     std::size_t free = 0, total = 0;
     check_cuda(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
     user_error(
         "cuBLASLt cannot compute the product {} on this GPU: {} ({} of its memory are free); see whether "
         "other programs use it, or give a smaller --micro-batch-size",
-        name_of(key), cublasLtGetStatusString(status), human_bytes(free));
+        name_of(key), why_left_out_, human_bytes(free));
 }
 
 cublasLtMatmulAlgo_t LtProducts::fastest(const Plan& plan, const Operands& operands) {
+    const cublasLtMatmulAlgo_t* best = nullptr;
+    float best_time = 0;
+    for (const cublasLtMatmulAlgo_t& candidate : plan.algorithms) {
+        const std::optional<float> time = measure(plan, candidate, operands);
+        if (!time || (best && *time >= best_time)) continue;
+        best = &candidate;
+        best_time = *time;
+    }
+    if (!best) refuse(plan.key());
+    return *best;
+}
+
+// The first run loads the algorithm's code, and is not timed. Whether an algorithm's bits vary is seen from its
+// results: one attribute of it says so too (gives_the_same_bits), but not for all of them.
+std::optional<float> LtProducts::measure(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm,
+                                         const Operands& operands) {
     constexpr int rounds = 7;  // the median counts
     const cudaStream_t stream = streams_.selected();
     const EventOwner start, end;
     const std::string timing = "timing the product " + name_of(plan.key());
-    const cublasLtMatmulAlgo_t* best = nullptr;
-    float best_time = 0;
-    cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
-    for (const cublasLtMatmulAlgo_t& candidate : plan.algorithms) {
-        std::array<float, rounds> times{};
-        const auto run = [&] {
-            return plan.run(handle_, candidate, operands, workspace_, workspace_bytes, stream);
-        };
-        if (const cublasStatus_t first = run(); first != CUBLAS_STATUS_SUCCESS) {
-            status = first;
-            ++failing_;
+    std::array<float, rounds> times{};
+    std::uint64_t bits = 0;
+    for (int round = -1; round < rounds; ++round) {
+        if (plan.key().accumulate)
+            check_cuda(cudaMemsetAsync(operands.d, 0, bytes_of_result(plan.key()), stream), timing);
+        check_cuda(cudaEventRecord(start.get(), stream), timing);
+        const cublasStatus_t status =
+            plan.run(handle_, algorithm, operands, workspace_, workspace_bytes, stream);
+        if (status != CUBLAS_STATUS_SUCCESS) {
+            ++left_out_.failing;
+            why_left_out_ = cublasLtGetStatusString(status);
+            return std::nullopt;
+        }
+        check_cuda(cudaEventRecord(end.get(), stream), timing);
+        const std::uint64_t own_bits = checksum_of_result(plan.key(), operands);
+        if (round < 0) {
+            bits = own_bits;
             continue;
         }
-        if (sync_) check_cuda(streams_.wait_until_empty(), timing);
-        for (float& time : times) {
-            check_cuda(cudaEventRecord(start.get(), stream), timing);
-            check_lt(run(), "cublasLtMatmul");
-            check_cuda(cudaEventRecord(end.get(), stream), timing);
-            check_cuda(cudaEventSynchronize(end.get()), timing);
-            check_cuda(cudaEventElapsedTime(&time, start.get(), end.get()), timing);
+        if (own_bits != bits) {
+            ++left_out_.varying;
+            why_left_out_ = "its algorithms give other bits each time";
+            return std::nullopt;
         }
-        std::ranges::nth_element(times, times.begin() + rounds / 2);
-        if (best && times[rounds / 2] >= best_time) continue;
-        best = &candidate;
-        best_time = times[rounds / 2];
+        check_cuda(cudaEventElapsedTime(&times[static_cast<std::size_t>(round)], start.get(), end.get()),
+                   timing);
     }
-    if (!best) refuse(plan.key(), status);
-    return *best;
+    std::ranges::nth_element(times, times.begin() + rounds / 2);
+    return times[rounds / 2];
+}
+
+// Waits for the product. Its workspace is free again then.
+std::uint64_t LtProducts::checksum_of_result(const Key& key, const Operands& operands) const {
+    const cudaStream_t stream = streams_.selected();
+    auto* const sum = static_cast<unsigned long long*>(workspace_);
+    unsigned long long value = 0;
+    check_cuda(cudaMemsetAsync(sum, 0, sizeof value, stream), "cudaMemsetAsync");
+    add_checksum({.chip = chip_, .stream = stream}, sum, operands.d,
+                 static_cast<std::int64_t>(bytes_of_result(key)));
+    check_cuda(cudaMemcpyAsync(&value, sum, sizeof value, cudaMemcpyDeviceToHost, stream), "cudaMemcpyAsync");
+    check_cuda(cudaStreamSynchronize(stream), "the product " + name_of(key));
+    return value;
 }
 
 // The GPU and the library for which choices are valid: algorithms mean something only to one version of the

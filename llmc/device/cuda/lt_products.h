@@ -1,5 +1,5 @@
 // Matrix products by cuBLASLt, which offers several algorithms for each shape. The algorithm is chosen once
-// per shape. It is the fastest of those that give the same bits each time, or the choice of an earlier run.
+// per shape. It is the fastest of those that run and give the same bits each time, or the choice of an earlier run.
 #pragma once
 
 #include <cublasLt.h>
@@ -17,7 +17,9 @@
 #include "llmc/core/dtype.h"
 #include "llmc/core/tensor.h"
 #include "llmc/device/cuda/cuda_streams.h"
+#include "llmc/device/cuda/launch.h"
 #include "llmc/device/cuda/workspace.h"
+#include "llmc/device/device.h"
 #include "llmc/device/fp8.h"
 
 namespace llmc::cuda {
@@ -42,7 +44,7 @@ class LtProducts {
 
     // `gpu` names the kind of GPU in choices(). `tf32` rounds fp32 operands to TF32. `sync` waits for each
     // product.
-    LtProducts(CudaStreams& streams, std::string gpu, bool tf32, bool sync);
+    LtProducts(CudaStreams& streams, std::string gpu, const Chip& chip, bool tf32, bool sync);
     ~LtProducts();
     LtProducts(const LtProducts&) = delete;
     LtProducts& operator=(const LtProducts&) = delete;
@@ -59,7 +61,7 @@ class LtProducts {
     std::string choices() const;
     void adopt_choices(std::string_view text);
     void set_autotuning(bool on) { measures_ = on; }
-    std::int64_t failing() const { return failing_; }
+    const LeftOut& left_out() const { return left_out_; }
 
   private:
     // The choice of an algorithm depends on these. They are in cuBLASLt's terms: D (m,n) = op(A) op(B), with
@@ -83,17 +85,24 @@ class LtProducts {
                       bool accumulate);
     static Operands operands_of(const Tensor& d, const LtMatrix& a, const LtMatrix& b, const Tensor& bias);
     static std::string name_of(const Key& key);
+    static std::size_t bytes_of_result(const Key& key);
     void multiply(const Key& key, const Operands& operands);
     Plan& plan_for(const Key& key, const Operands& operands);
     cublasLtMatmulAlgo_t fastest(const Plan& plan, const Operands& operands);
-    [[noreturn]] void refuse(const Key& key, cublasStatus_t status) const;
+    // The median of the milliseconds that an algorithm takes; empty if it fails, or gives other bits each time.
+    std::optional<float> measure(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm,
+                                 const Operands& operands);
+    std::uint64_t checksum_of_result(const Key& key, const Operands& operands) const;
+    [[noreturn]] void refuse(const Key& key) const;
     std::string library() const;
 
     CudaStreams& streams_;
     std::string gpu_;
+    Chip chip_;
     bool tf32_, sync_;
     bool measures_ = false;
-    std::int64_t failing_ = 0;  // algorithms that the library offered, and that did not run
+    LeftOut left_out_;
+    std::string why_left_out_;  // the last of them
     cublasLtHandle_t handle_ = nullptr;
     void* workspace_ = nullptr;
     std::map<Key, std::unique_ptr<Plan>> plans_;

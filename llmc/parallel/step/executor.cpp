@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "llmc/core/error.h"
+#include "llmc/core/random.h"
 
 namespace llmc {
 
@@ -94,21 +95,38 @@ void Executor::run(const Step& step, const StepInput& input) {
     streams_->run(step, *this);
 }
 
-void Executor::autotune(const Step& step, std::int64_t sequences, const RowRange& rows) {
-    const auto zeros = [](int, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) {
-        std::ranges::fill(inputs, 0);
-        std::ranges::fill(targets, 0);
+void Executor::autotune(const Step& step, std::int64_t sequences, std::int64_t vocabulary,
+                        const RowRange& rows) {
+    const auto tokens = [vocabulary](int, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) {
+        std::int64_t number = 0;
+        for (const std::span<std::int32_t> of : {inputs, targets})
+            for (std::int32_t& token : of) token = static_cast<std::int32_t>(number++ % vocabulary);
     };
-    const StepInput input{.load = zeros, .sequences = sequences, .rows = rows};
+    const StepInput input{.load = tokens, .sequences = sequences, .rows = rows};
     take(step, input);
     ranks_ = ranks_.silent();
     for (const Action& action : step.actions) {
+        if (action.kind == ActionKind::receive_activation) make_up(stream(action, action.writes));
+        if (action.kind == ActionKind::receive_gradient) make_up(gradient(action.writes));
         if (action.stream == StreamKind::compute && action.kind != ActionKind::square &&
             action.kind != ActionKind::norm && action.kind != ActionKind::sum_replicated)
             perform(action);
     }
     ranks_ = groups_.tensor_parallel();
     device_.synchronize();
+}
+
+// What another rank would send. Of zeros, a product would have the same bits by any algorithm.
+void Executor::make_up(const Tensor& x) const {
+    constexpr std::int64_t most = 1 << 16;
+    const RandomStream random(0, "autotune");
+    std::vector<float> values(static_cast<std::size_t>(std::min(x.elements(), most)));
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(random.normal(i));
+    for (std::int64_t first = 0; first < x.elements(); first += most) {
+        const std::int64_t count = std::min(x.elements() - first, most);
+        upload_rounded(device_, x.flat(first, count),
+                       std::span(values).first(static_cast<std::size_t>(count)));
+    }
 }
 
 StepResults Executor::results() const {

@@ -85,11 +85,13 @@ struct Algorithm {
     std::int32_t splits = 1;
     std::uint32_t tile = 0, reduction = CUBLASLT_REDUCTION_SCHEME_NONE, swizzling = 0, option = 0, stages = 0;
     std::uint16_t inner_shape = 0, cluster_shape = 0;
-    std::array<std::uint16_t, 4> alignment = {256, 256, 256, 256};  // required of A, B, C and D, in bytes
+    std::array<std::uint16_t, 5> alignment = {256, 256, 256, 256,
+                                              256};  // required of A, B, C, D, bias, in bytes
 
     std::size_t workspace_bytes(const Problem& problem) const;
     Speed speed() const;
-    bool fails() const;  // when it runs
+    bool fails() const;   // when it runs
+    bool varies() const;  // an element's last bit, each time
 };
 Algorithm algorithm_in(const cublasLtMatmulAlgo_t& algo);
 // Checks that the algorithm exists with this configuration.

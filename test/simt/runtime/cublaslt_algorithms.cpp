@@ -1,11 +1,13 @@
-// cuBLASLt's algorithms. There are four, so that a program can choose. By default the first permitted one is
-// not the fastest by the clock of events:
+// cuBLASLt's algorithms. There are five, so that a program can choose. By default the first permitted one is
+// not the fastest by the clock of events, and the fastest of all is not to be trusted:
 //   44  one sum over k; it is offered first of all, passes cublasLtMatmulAlgoCheck, and fails in cublasLtMatmul, with
 //       an error that the next call of cudaGetLastError finds
 //   11  one sum over k; takes 50 ms longer than the computation; SIMT_SLOW_ALGORITHM can name another as the slow one
 //   22  k in two parts that are added in the result, in an order that differs from run to run: it is offered first,
 //       takes no time, and gives other bits each time
 //   33  k in two parts that are added in a fixed order, in a workspace
+//   55  one sum over k; it is offered last, takes no time, and gives other bits each time, though its attributes
+//       promise the same
 #include <algorithm>
 #include <bit>
 #include <utility>
@@ -16,10 +18,10 @@
 namespace simt::runtime {
 namespace {
 
-constexpr int plain = 11, split_in_place = 22, split_in_workspace = 33, failing = 44;
+constexpr int plain = 11, split_in_place = 22, split_in_workspace = 33, failing = 44, varying = 55;
 
 bool is_known(int id) {
-    return id == plain || id == split_in_place || id == split_in_workspace || id == failing;
+    return id == plain || id == split_in_place || id == split_in_workspace || id == failing || id == varying;
 }
 constexpr std::size_t counters = 4096;  // bytes of algorithm 22's counters, in the workspace
 
@@ -89,9 +91,10 @@ std::size_t Algorithm::workspace_bytes(const Problem& problem) const {
 }
 
 bool Algorithm::fails() const { return id == failing; }
+bool Algorithm::varies() const { return id == varying; }
 
 Speed Algorithm::speed() const {
-    if (id == split_in_place) return Speed::takes_no_time;
+    if (id == split_in_place || id == varying) return Speed::takes_no_time;
     return id == runtime().settings.slow_algorithm ? Speed::slow : Speed::as_it_is;
 }
 
@@ -182,10 +185,15 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
         constexpr std::array promises = {
             CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
             CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
-        std::array<std::uint16_t, promises.size()> alignment{};
+        std::array<std::uint16_t, promises.size() + 1> alignment{};
         for (std::size_t i = 0; i < promises.size(); ++i)
             alignment[i] = static_cast<std::uint16_t>(of(preference)->as<std::uint32_t>(promises[i]));
-        for (const int id : {failing, split_in_place, plain, split_in_workspace}) {
+        // The bias is promised by its address. A null one promises the most.
+        const auto bias =
+            problem.description.attributes.as<std::uintptr_t>(CUBLASLT_MATMUL_DESC_BIAS_POINTER);
+        alignment.back() =
+            static_cast<std::uint16_t>(std::min<std::uintptr_t>(256, bias ? bias & -bias : 256));
+        for (const int id : {failing, split_in_place, plain, split_in_workspace, varying}) {
             Algorithm algorithm = algorithm_of(id);
             algorithm.alignment = alignment;
             const bool split = algorithm.splits > 1;

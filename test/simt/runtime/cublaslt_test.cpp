@@ -68,10 +68,11 @@ class Product {
         results.resize(static_cast<std::size_t>(found));
         return results;
     }
-    // The first offer fails.
+    // The first offer fails, and the last one varies.
     std::vector<cublasLtMatmulHeuristicResult_t> candidates(std::uint64_t workspace_bytes) {
         auto results = offers(workspace_bytes);
         results.erase(results.begin());
+        results.pop_back();
         return results;
     }
     cublasStatus_t check(const cublasLtMatmulAlgo_t& algo) {
@@ -346,6 +347,60 @@ TEST(CublasLt, the_first_offer_passes_its_check_and_fails) {
                         product.run(1, a.data, b.data, 0, d.data, d.data, &first.algo, workspace.data,
                                     workspace.bytes) == CUBLAS_STATUS_EXECUTION_FAILED;
                     return passes && fails && is_last_error(cudaErrorInvalidConfiguration);
+                }).good());
+}
+
+TEST(CublasLt, the_last_offer_promises_the_same_bits_and_varies) {
+    EXPECT_TRUE(run_process({}, [] {
+                    DeviceArray<float> a(64), b(64), d(64);
+                    for (DeviceArray<float>* x : {&a, &b}) x->upload(std::vector<float>(64));
+                    Product product(CUDA_R_32F, CUDA_R_32F, 8, 8, 8, false, false);
+                    const auto last = product.offers(0).back();
+                    std::uint32_t scheme = 1;
+                    must(cublasLtMatmulAlgoConfigGetAttribute(
+                        &last.algo, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &scheme, sizeof scheme, nullptr));
+                    const auto run = [&] {
+                        must(product.run(1, a.data, b.data, 0, d.data, d.data, &last.algo));
+                        return d.download();
+                    };
+                    return scheme == CUBLASLT_REDUCTION_SCHEME_NONE && run() != run();
+                }).good());
+}
+
+// The library chooses by the bias's address too, and an algorithm for one of 256 bytes reads another one wrongly.
+TEST(CublasLt, a_bias_that_is_null_at_the_heuristic_promises_256_bytes) {
+    EXPECT_TRUE(run_process({}, [] {
+                    DeviceArray<float> a(64), b(64), d(64), bias(64);
+                    for (DeviceArray<float>* x : {&a, &b, &bias}) x->upload(std::vector<float>(64));
+                    Product product(CUDA_R_32F, CUDA_R_32F, 8, 8, 8, false, false);
+                    product.set(CUBLASLT_MATMUL_DESC_EPILOGUE, std::uint32_t{CUBLASLT_EPILOGUE_BIAS});
+                    const auto run_with = [&](const float* promised, const float* given) {
+                        product.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, promised);
+                        const auto algorithm = product.candidates(0).front().algo;
+                        product.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, given);
+                        return product.run(1, a.data, b.data, 0, d.data, d.data, &algorithm);
+                    };
+                    return run_with(nullptr, bias.data) == CUBLAS_STATUS_SUCCESS &&
+                           run_with(nullptr, bias.data + 4) == CUBLAS_STATUS_INVALID_VALUE &&
+                           run_with(bias.data + 4, bias.data + 4) == CUBLAS_STATUS_SUCCESS;
+                }).good());
+}
+
+// The sum of 1 and of 2^-14, of which 14 bits keep 2^-13; but of 128 products each.
+TEST(CublasLt, sums_in_8_bits_keep_14_bits_of_every_128_products) {
+    EXPECT_TRUE(run_process({{"SIMT_CHIP", "90"}}, [] {
+                    constexpr int k = 256;
+                    DeviceArray<char> a(16 * k), b(16 * k);
+                    DeviceArray<float> d(16 * 16);
+                    std::vector<char> first(a.bytes), second(b.bytes);
+                    first[0] = second[0] = 0x38;  // 1 * 1
+                    first[1] = second[1] = 0x04;  // 2^-7 * 2^-7
+                    first[129] = second[129] = 0x04;
+                    a.upload(first);
+                    b.upload(second);
+                    Product product(CUDA_R_8F_E4M3, CUDA_R_32F, 16, 16, k, true, false);
+                    must(product.run(1, a.data, b.data, 0, d.data, d.data));
+                    return d.download()[0] == 1 + 0x1p-14f;
                 }).good());
 }
 

@@ -33,13 +33,13 @@ bool has_code_for(const llmc::cuda::Chip& chip) {
 }
 
 llmc::cuda::Chip chip_of(std::uint64_t architecture) {
-    for (const auto& chip : {llmc::cuda::sm_80, llmc::cuda::sm_86, llmc::cuda::sm_90}) {
+    for (const auto& chip : {llmc::cuda::sm_80, llmc::cuda::sm_86, llmc::cuda::sm_89, llmc::cuda::sm_90}) {
         if (static_cast<std::uint64_t>(chip.architecture) == architecture) return chip;
     }
     llmc::cuda::Chip chip = llmc::cuda::sm_86;
     chip.architecture = static_cast<int>(architecture);
     if (!has_code_for(chip)) return chip;
-    stop("SIMT_CHIP is 75, 80, 86, 90 or 100");
+    stop("SIMT_CHIP is 75, 80, 86, 89, 90 or 100");
 }
 
 Settings read_settings() {
@@ -69,8 +69,8 @@ Settings read_settings() {
     return s;
 }
 
-void enqueue_launch(cudaStream_t stream, const void* kernel, const std::function<void()>& run) {
-    api_call([&](Runtime& r) {
+cudaError_t enqueue_launch(cudaStream_t stream, const void* kernel, const std::function<void()>& run) {
+    return api_call([&](Runtime& r) {
         r.counts.launches(r.streams.get(stream).number);
         r.streams.add(stream, name_of_kernel(kernel), [&r, run] {
             if (!r.strikes("launch")) run();

@@ -6,7 +6,7 @@
 // Environment variables:
 //   SIMT_SEED=N           the order in which streams, blocks, warps and lanes take turns; 0: as they were issued
 //   SIMT_GPUS=N           number of devices; 0: as on a machine without a driver
-//   SIMT_CHIP=80|86|90    their chip; 75 or 100: chips for which no kernel has code
+//   SIMT_CHIP=80|86|89|90 their chip; 75 or 100: chips for which no kernel has code
 //   SIMT_GPU_MEMORY=N     bytes of each device
 //   SIMT_CONTEXT_BYTES=N  bytes of these that CUDA's context takes; SIMT_NCCL_BYTES=N: that a communicator takes;
 //                         0 by default
