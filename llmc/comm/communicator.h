@@ -86,8 +86,8 @@ class Communicator {
     virtual void barrier() = 0;
 
     // Ranks with the same color form a new group, ordered by key, then by rank. A rank with a negative color
-    // joins no group and receives null.
-    virtual std::unique_ptr<Communicator> split(int color, int key) = 0;
+    // joins no group and receives null. A group that only sends and receives takes less of a GPU.
+    virtual std::unique_ptr<Communicator> split(int color, int key, bool only_sends = false) = 0;
 
     const Traffic& traffic(CallKind kind) const { return traffic_[static_cast<std::size_t>(kind)]; }
 

@@ -340,7 +340,7 @@ void HostCommunicator::barrier() {
     signals.wait();
 }
 
-std::unique_ptr<Communicator> HostCommunicator::split(int color, int key) {
+std::unique_ptr<Communicator> HostCommunicator::split(int color, int key, bool /*only_sends*/) {
     check_collective("split");
     std::vector<std::int32_t> all(3 * ranks_.size());
     const Tensor gathered{reinterpret_cast<std::byte*>(all.data()), DType::int32, {3 * size()}};

@@ -68,7 +68,7 @@ class HostCommunicator final : public Communicator {
     void barrier() override;
 
     // Uses an all_gather of three int32 per rank, which is counted as such.
-    std::unique_ptr<Communicator> split(int color, int key) override;
+    std::unique_ptr<Communicator> split(int color, int key, bool only_sends = false) override;
 
   private:
     enum class Channel {

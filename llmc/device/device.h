@@ -62,8 +62,9 @@ class Streams {
     // Work that the host submits from now on goes to this stream: operations, copies and communication.
     virtual void select(StreamKind stream) = 0;
 
-    // Creates an event, which can be recorded again and again.
+    // Create an event, which can be recorded again and again. Only a timed one has a time.
     virtual int new_event() = 0;
+    virtual int new_timed_event() = 0;
     // Records the event after all work that is in the selected stream now.
     virtual void record(int event) = 0;
     // Work submitted to the selected stream from now on waits for the last record of `event`.
@@ -71,7 +72,7 @@ class Streams {
     // The host waits for the event.
     virtual void wait_on_host(int event) = 0;
 
-    // The milliseconds from one event to another; both must be complete.
+    // The milliseconds from one timed event to another; both must be complete.
     virtual double milliseconds(int from, int to) = 0;
 };
 
@@ -146,6 +147,9 @@ class Device {
     // and keeps the fastest that gives the same bits each time. When off, a new shape uses the first that runs.
     virtual void set_autotuning(bool /*on*/) {}
     virtual LeftOut left_out() const { return {}; }
+    // When on, operations but matrix products compute nothing: they load their code, which a first call otherwise
+    // does, and may wait for all work of the device meanwhile.
+    virtual void set_loading(bool /*on*/) {}
 
     // Bytes of device memory that all processes use now; 0 if unknown.
     virtual std::size_t memory_taken() const { return 0; }

@@ -35,8 +35,8 @@ MeshGroups::MeshGroups(Communicator& world, const Mesh& mesh, std::span<const St
     }
 }
 
-std::unique_ptr<Communicator> MeshGroups::split(Communicator& group, int color, int key) {
-    auto made = group.split(color, key);
+std::unique_ptr<Communicator> MeshGroups::split(Communicator& group, int color, int key, bool only_sends) {
+    auto made = group.split(color, key, only_sends);
     if (made) made_.push_back(made.get());
     return made;
 }
@@ -75,7 +75,7 @@ void MeshGroups::link_stages(const Mesh& mesh, bool wraps) {
                              : round_of(pair_with_previous) == round ? pair_with_previous
                                                                      : none;
             // Rank 0 of a pair sends the activations, also in the pair (last, first).
-            std::shared_ptr<Communicator> pair = split(*stages_, edge, edge == pair_with_next ? 0 : 1);
+            std::shared_ptr<Communicator> pair = split(*stages_, edge, edge == pair_with_next ? 0 : 1, true);
             if (!pair) continue;
             const bool is_source = edge == pair_with_next;
             StageLink& link = forward ? (is_source ? activations_out_ : activations_in_)

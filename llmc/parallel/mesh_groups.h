@@ -56,7 +56,7 @@ class MeshGroups {
     void for_each(const std::function<void(Communicator&)>& f) const;
 
   private:
-    std::unique_ptr<Communicator> split(Communicator& group, int color, int key);
+    std::unique_ptr<Communicator> split(Communicator& group, int color, int key, bool only_sends = false);
     void tie_stages(const Mesh& mesh, std::span<const StagePart> parts);
     void link_stages(const Mesh& mesh, bool wraps);
 

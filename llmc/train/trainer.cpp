@@ -101,21 +101,30 @@ void Trainer::choose_algorithms(std::string_view earlier, std::int64_t prompt_to
         for (int tensor = 0; tensor < std::min(mesh.tensor, 2); ++tensor)
             roots.push_back(mesh.rank_of(stage, 0, tensor));
     }
+    device_.synchronize();  // parameters are still gathered
+    const auto perform_lists = [&] {
+        const std::int64_t vocabulary = plan_.spec.model.vocabulary;
+        executor_.autotune(plan_.training, plan_.micro_batch, vocabulary);
+        executor_.autotune(plan_.evaluation, plan_.micro_batch, vocabulary);
+        for (const std::int64_t rows : row_counts(prompt_tokens))
+            executor_.autotune(plan_.generation, 1, vocabulary, {.position = 0, .count = rows});
+    };
     for (const int root : roots) {
         if (world_.rank() == root) {
             device_.set_autotuning(true);
-            const std::int64_t vocabulary = plan_.spec.model.vocabulary;
-            executor_.autotune(plan_.training, plan_.micro_batch, vocabulary);
-            executor_.autotune(plan_.evaluation, plan_.micro_batch, vocabulary);
-            for (const std::int64_t rows : row_counts(prompt_tokens))
-                executor_.autotune(plan_.generation, 1, vocabulary, {.position = 0, .count = rows});
-            device_.synchronize();
+            perform_lists();
             device_.set_autotuning(false);
         }
         const std::string choices = broadcast_text(world_, device_.choices(), root);
         device_.adopt_choices(choices);
         algorithms_ = merged_choices(algorithms_, choices);
     }
+    // Code is loaded when it is first called. In a step that would be beside operations of NCCL that wait for other
+    // ranks, while loading may wait for all work of the device.
+    device_.set_loading(true);
+    if (std::ranges::find(roots, world_.rank()) == roots.end()) perform_lists();
+    executor_.load_code(plan_.training, next_update());
+    device_.set_loading(false);
     const LeftOut own = device_.left_out();
     std::array counts = {static_cast<double>(own.failing), static_cast<double>(own.varying)};
     world_.all_reduce({reinterpret_cast<std::byte*>(counts.data()), DType::fp64, {std::ssize(counts)}});

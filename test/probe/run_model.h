@@ -39,7 +39,7 @@ class Alone final : public Communicator {
     void group_begin() override { refuse(); }
     void group_end() override { refuse(); }
     void barrier() override { refuse(); }
-    std::unique_ptr<Communicator> split(int, int) override { programming_error(what); }
+    std::unique_ptr<Communicator> split(int, int, bool) override { programming_error(what); }
 
   private:
     static constexpr const char* what = "communication of one process";

@@ -32,6 +32,8 @@ def command_of(executable, options, folder, ranks, seed=0, variables=None):
     """The command line and its environment. Each rank has a GPU."""
     command = [executable, *map(str, options)]
     environment = {**refused.ENVIRONMENT, "SIMT_SEED": str(seed), "SIMT_GPUS": str(ranks),
+                   # Freed memory changes, so that a copy which has yet to read it is seen.
+                   "MALLOC_PERTURB_": "165",
                    # Open MPI itself leaks memory.
                    "ASAN_OPTIONS": "detect_leaks=0", **(variables or {})}
     if ranks == 1:

@@ -15,6 +15,7 @@ class FakeStreams final : public Streams {
   public:
     void select(StreamKind stream) override { selected_ = stream; }
     int new_event() override { return events_++; }
+    int new_timed_event() override { return events_++; }
     void record(int event) override { set_at_[event] = add("set"); }
     void wait(int event) override {
         const std::size_t here = add("wait");

@@ -149,9 +149,9 @@ class SharedWatch {
 
 class NcclCommunicator final : public Communicator {
   public:
-    NcclCommunicator(Communicator& host, std::shared_ptr<SharedWatch> watch)
+    NcclCommunicator(Communicator& host, std::shared_ptr<SharedWatch> watch, bool only_sends)
         : host_(host), watch_(std::move(watch)), streams_(watch_->streams()) {
-        join();
+        join(only_sends);
         watch_->add(comm_);
     }
     // Aborts, because an orderly ncclCommDestroy may wait forever for ranks that have failed.
@@ -217,10 +217,10 @@ class NcclCommunicator final : public Communicator {
         host_.barrier();
     }
 
-    std::unique_ptr<Communicator> split(int color, int key) override {
+    std::unique_ptr<Communicator> split(int color, int key, bool only_sends) override {
         auto group = host_.split(color, key);
         if (!group) return nullptr;
-        auto made = std::make_unique<NcclCommunicator>(*group, watch_);
+        auto made = std::make_unique<NcclCommunicator>(*group, watch_, only_sends);
         made->own_host_ = std::move(group);
         return made;
     }
@@ -237,7 +237,10 @@ class NcclCommunicator final : public Communicator {
 
     // Rank 0 creates the id by which all ranks find each other. The call is non-blocking, so that the
     // watchdog can end the wait for a rank that does not come.
-    void join() {
+    //
+    // A receive is posted long before its peer sends, and spins meanwhile. Its blocks, by default up to 32, share their
+    // multiprocessors with no other kernel; a stage has four such communicators.
+    void join(bool only_sends) {
         ncclUniqueId id{};
         if (rank() == 0) watch_->require(nullptr, ncclGetUniqueId(&id), "ncclGetUniqueId");
         std::array<std::int32_t, sizeof id / sizeof(std::int32_t)> words{};
@@ -246,6 +249,7 @@ class NcclCommunicator final : public Communicator {
         std::memcpy(&id, words.data(), sizeof id);
         ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
         config.blocking = 0;
+        if (only_sends) config.maxCTAs = 4;
         const ncclResult_t begun = ncclCommInitRankConfig(&comm_, size(), id, rank(), &config);
         check_call(begun, "ncclCommInitRankConfig");
     }
@@ -266,7 +270,8 @@ std::unique_ptr<Communicator> make_nccl_communicator(HostCommunicator& host, Str
     if (shares_gpu) let_ranks_share_a_gpu(host.rank());
     auto* const cuda_streams = dynamic_cast<CudaStreams*>(&streams);
     check(cuda_streams != nullptr, "NCCL works on a CUDA device's streams");
-    return std::make_unique<NcclCommunicator>(host, std::make_shared<SharedWatch>(host, *cuda_streams));
+    return std::make_unique<NcclCommunicator>(host, std::make_shared<SharedWatch>(host, *cuda_streams),
+                                              false);
 }
 
 }  // namespace llmc

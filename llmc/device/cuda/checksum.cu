@@ -5,9 +5,7 @@
 
 namespace llmc::cuda {
 
-namespace {
-
-constexpr int block_threads = 128, resident_threads = 1024;
+constexpr int checksum_threads = 128, checksum_resident_threads = 1024;
 
 struct IntegerSum {
     __device__ unsigned long long operator()(unsigned long long a, unsigned long long b) const {
@@ -17,7 +15,7 @@ struct IntegerSum {
 
 // Each 16 bytes are hashed together with their place: two that change places, or by opposite numbers, change the sum.
 // The factors are the prime of FNV-1a and 2^64 over the golden ratio.
-__global__ void __launch_bounds__(block_threads, resident_threads / block_threads)
+__global__ void __launch_bounds__(checksum_threads, checksum_resident_threads / checksum_threads)
     checksum_kernel(unsigned long long* sum, const uint4* data, std::int64_t packs) {
     unsigned long long own = 0;
     for_grid<4>(
@@ -35,14 +33,12 @@ __global__ void __launch_bounds__(block_threads, resident_threads / block_thread
     if (threadIdx.x % warp_threads == 0) atomicAdd(sum, own);
 }
 
-}  // namespace
-
 void add_checksum(const LaunchContext& on, unsigned long long* sum, const void* data, std::int64_t bytes) {
     check(bytes % 16 == 0 && reinterpret_cast<std::uintptr_t>(data) % 16 == 0,
           "a checksum is of whole 16 bytes");
     const std::int64_t packs = bytes / 16;
-    launch(on, checksum_kernel, streaming_blocks(on.chip, packs, block_threads, resident_threads),
-           block_threads, 0, sum, static_cast<const uint4*>(data), packs);
+    launch(on, checksum_kernel, streaming_blocks(on.chip, packs, checksum_threads, checksum_resident_threads),
+           checksum_threads, 0, sum, static_cast<const uint4*>(data), packs);
 }
 
 }  // namespace llmc::cuda

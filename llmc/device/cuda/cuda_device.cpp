@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <string_view>
 #include <utility>
 
@@ -136,6 +137,10 @@ void CudaDevice::upload(const Tensor& to_device, const void* from_host) {
     check_cuda(cudaMemcpyAsync(to_device.data, from_host, to_device.bytes(), cudaMemcpyHostToDevice,
                                streams_.selected()),
                "cudaMemcpyAsync");
+    cudaPointerAttributes source{};
+    check_cuda(cudaPointerGetAttributes(&source, from_host), "cudaPointerGetAttributes");
+    // When CUDA reads memory that is not pinned depends on the machine.
+    if (source.type != cudaMemoryTypeHost) streams_.finish();
 }
 
 void CudaDevice::begin_download(void* to_host_memory, const Tensor& from_device) {
@@ -185,6 +190,9 @@ std::string CudaDevice::memory_beside_arenas(std::size_t communicator_bytes) con
 }  // namespace cuda
 
 Gpus find_gpus() {
+    // Streams share the connections to a GPU, by default 8: work behind a receive that spins could wait for it, though
+    // it is of another stream. CUDA reads this at its first call.
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
     int count = 0;  // not set if there is no driver
     const cudaError_t error = cudaGetDeviceCount(&count);
     if (error != cudaSuccess || count == 0) {

@@ -41,6 +41,7 @@ class CudaDevice final : public Device {
     std::string choices() const override { return ops_.products().choices(); }
     void adopt_choices(std::string_view choices) override { ops_.products().adopt_choices(choices); }
     void set_autotuning(bool on) override { ops_.products().set_autotuning(on); }
+    void set_loading(bool on) override { ops_.set_loading(on); }
     LeftOut left_out() const override { return ops_.products().left_out(); }
     std::size_t memory_taken() const override;
     std::string memory_beside_arenas(std::size_t communicator_bytes) const override;

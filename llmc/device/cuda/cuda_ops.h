@@ -32,6 +32,9 @@ class CudaOps final : public Ops, public GpuSizes {
     LtProducts& products() { return products_; }
     const LtProducts& products() const { return products_; }
 
+    // See Device::set_loading.
+    void set_loading(bool on) { only_loads_ = on; }
+
     void set_workspace(const Tensor& workspace) override;
 
     void encoder_forward(const Tensor& out, const Tensor& tokens, const Tensor& wte, const Tensor& wpe,
@@ -126,7 +129,7 @@ class CudaOps final : public Ops, public GpuSizes {
 
   private:
     // The chip, the stream and the observer for the next kernel.
-    LaunchContext on() const { return {chip_, streams_.selected(), waits_.get()}; }
+    LaunchContext on() const { return {chip_, streams_.selected(), waits_.get(), only_loads_}; }
     // Waits for a library's kernel, as the observer waits for our own.
     void wait_if_asked(std::string_view call) const;
     // The workspace after the products' part; throws if it has fewer bytes than this.
@@ -140,6 +143,7 @@ class CudaOps final : public Ops, public GpuSizes {
     LtProducts products_;
     std::unique_ptr<CudnnAttention> cudnn_;  // null: our own kernels
     Tensor workspace_;
+    bool only_loads_ = false;
 };
 
 }  // namespace llmc::cuda

@@ -18,8 +18,8 @@ CudaStreams::CudaStreams() {
     finished_ = new_event();
 }
 
-int CudaStreams::new_event() {
-    events_.push_back(std::make_unique<EventOwner>());
+int CudaStreams::add_event(bool has_time) {
+    events_.push_back(std::make_unique<EventOwner>(has_time));
     return static_cast<int>(events_.size()) - 1;
 }
 

@@ -21,7 +21,8 @@ class CudaStreams final : public Streams {
     CudaStreams();
 
     void select(StreamKind stream) override { selected_ = stream; }
-    int new_event() override;
+    int new_event() override { return add_event(false); }
+    int new_timed_event() override { return add_event(true); }
     void record(int event) override;
     void wait(int event) override;
     void wait_on_host(int event) override;
@@ -46,6 +47,7 @@ class CudaStreams final : public Streams {
     cudaStream_t stream(StreamKind kind) const { return streams_[static_cast<std::size_t>(kind)]->get(); }
 
   private:
+    int add_event(bool has_time);
     cudaError_t reach(int event);
     void call_watches(HostWait wait) const;
     cudaEvent_t native(int event) const { return events_[static_cast<std::size_t>(event)]->get(); }

@@ -48,6 +48,11 @@ template <class... Parameters, class... Arguments>
 void launch(const LaunchContext& on, void (*kernel)(Parameters...), dim3 grid, dim3 block,
             std::size_t shared_bytes, Arguments&&... arguments) {
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
+    if (on.only_loads) {
+        cudaFuncAttributes ignored{};
+        return check_cuda(cudaFuncGetAttributes(&ignored, reinterpret_cast<const void*>(kernel)),
+                          "loading a kernel");
+    }
     const bool asks_for_shared = shared_bytes > Chip::unasked_dynamic_bytes;
 #ifdef __CUDACC__
     if (asks_for_shared) {

@@ -33,6 +33,7 @@ struct LaunchContext {
     Chip chip;
     cudaStream_t stream = nullptr;
     LaunchObserver* observer = nullptr;
+    bool only_loads = false;  // the kernel's code, and runs nothing
 };
 
 // A kernel's readable name, from its mangled symbol. For example "layernorm_forward_kernel5<float>":

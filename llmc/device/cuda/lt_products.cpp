@@ -330,7 +330,7 @@ std::optional<float> LtProducts::measure(const Plan& plan, const cublasLtMatmulA
                                          const Operands& operands) {
     constexpr int rounds = 7;  // the median counts
     const cudaStream_t stream = streams_.selected();
-    const EventOwner start, end;
+    const EventOwner start(true), end(true);
     const std::string timing = "timing the product " + name_of(plan.key());
     std::array<float, rounds> times{};
     std::uint64_t bits = 0;

@@ -18,19 +18,29 @@ constexpr std::chrono::microseconds nap{50};
 }  // namespace
 
 DeviceStreams::DeviceStreams(Streams& streams, bool overlap)
-    : streams_(streams), overlap_(overlap), origin_event_(streams.new_event()), start_(streams.new_event()) {
+    : streams_(streams),
+      overlap_(overlap),
+      origin_event_(streams.new_timed_event()),
+      start_(streams.new_event()) {
     for (int& event : ends_) event = streams.new_event();
 }
 
-int DeviceStreams::event_of(std::vector<int>& events, int place) {
-    while (std::ssize(events) <= place) events.push_back(streams_.new_event());
-    return events[static_cast<std::size_t>(place)];
+int DeviceStreams::event_after(int place) {
+    while (std::ssize(events_) <= place) events_.push_back(streams_.new_event());
+    return events_[static_cast<std::size_t>(place)];
+}
+
+// Records the time at which an action begins or ends, if actions are timed.
+void DeviceStreams::record_time(std::vector<int>& events, int place) {
+    if (!watches_) return;
+    while (std::ssize(events) <= place) events.push_back(streams_.new_timed_event());
+    streams_.record(events[static_cast<std::size_t>(place)]);
 }
 
 // Assigns the compute stream's time from here on to a phase.
 void DeviceStreams::begin_lap(Phase phase) {
     if (laps_used_ > 0 && laps_[laps_used_ - 1].phase == phase) return;
-    if (laps_used_ == laps_.size()) laps_.push_back({phase, streams_.new_event()});
+    if (laps_used_ == laps_.size()) laps_.push_back({phase, streams_.new_timed_event()});
     laps_[laps_used_].phase = phase;
     streams_.record(laps_[laps_used_].event);
     ++laps_used_;
@@ -94,7 +104,7 @@ void DeviceStreams::run(const Step& step, Performer& performer) {
     });
     streams_.select(StreamKind::compute);
     // The end of the last lap.
-    if (laps_used_ == laps_.size()) laps_.push_back({Phase::data, streams_.new_event()});
+    if (laps_used_ == laps_.size()) laps_.push_back({Phase::data, streams_.new_timed_event()});
     streams_.record(laps_[laps_used_].event);
 }
 
@@ -110,12 +120,13 @@ void DeviceStreams::queue(const Step& step, int place, Performer& performer) {
             continue;
         }
         if (stream == StreamKind::compute) begin_lap(Phase::communication);
-        streams_.wait(event_of(events_, after));
+        streams_.wait(event_after(after));
     }
     if (stream == StreamKind::compute) begin_lap(phase_of(action.kind));
-    if (watches_) streams_.record(event_of(begin_events_, place));
+    record_time(begin_events_, place);
     performer.perform(action);
-    if (watches_ || is_awaited_[static_cast<std::size_t>(place)]) streams_.record(event_of(events_, place));
+    record_time(end_events_, place);
+    if (is_awaited_[static_cast<std::size_t>(place)]) streams_.record(event_after(place));
 }
 
 void DeviceStreams::perform_on_host(const Step& step, int place, Performer& performer) {
@@ -128,13 +139,13 @@ void DeviceStreams::perform_on_host(const Step& step, int place, Performer& perf
         if (is_of_host(other)) {
             finish_transfers(step, after, other, performer);
         } else {
-            streams_.wait_on_host(event_of(events_, after));
+            streams_.wait_on_host(event_after(after));
         }
     }
-    if (watches_) streams_.record(event_of(begin_events_, place));
+    record_time(begin_events_, place);
     performer.perform(action);
     if (is_begun_only(action)) in_flight_.push_back(place);
-    if (watches_) streams_.record(event_of(events_, place));
+    record_time(end_events_, place);
 }
 
 // Waits for a stream's transfers of the disk up to a position in the list.
@@ -157,7 +168,7 @@ PhaseTimes DeviceStreams::times() {
 std::span<const ActionTime> DeviceStreams::action_times() {
     const auto at = [&](int event) { return origin_ + 1e-3 * streams_.milliseconds(origin_event_, event); };
     for (std::size_t place = 0; place < action_times_.size(); ++place)
-        action_times_[place] = {at(begin_events_[place]), at(events_[place])};
+        action_times_[place] = {at(begin_events_[place]), at(end_events_[place])};
     return action_times_;
 }
 

@@ -38,14 +38,15 @@ class DeviceStreams final : public StepStreams {
     void queue(const Step& step, int place, Performer& performer);
     void perform_on_host(const Step& step, int place, Performer& performer);
     void finish_transfers(const Step& step, int last, StreamKind stream, Performer& performer);
-    int event_of(std::vector<int>& events, int place);
+    int event_after(int place);
+    void record_time(std::vector<int>& events, int place);
 
     Streams& streams_;
     bool overlap_;
     std::vector<int> events_;  // by position in the list: recorded after the action
-    // For lists whose actions are timed: events before the actions, and at the start of the list.
+    // For lists whose actions are timed: events before and after the actions, and at the start of the list.
     bool watches_ = false;
-    std::vector<int> begin_events_;
+    std::vector<int> begin_events_, end_events_;
     int origin_event_;
     double origin_ = 0;  // seconds of the host's clock
     std::vector<ActionTime> action_times_;

@@ -2,6 +2,7 @@
 #include "llmc/parallel/step/executor.h"
 
 #include <algorithm>
+#include <cstring>
 #include <functional>
 #include <utility>
 
@@ -49,6 +50,7 @@ Executor::Executor(const ModelLists& lists, Device& device, const MeshGroups& gr
         fill_angles(values, lists.scratch.angles[i]);
         device.upload(table, values.data());
     }
+    if (activations_.amax.elements() > 0) staged_amax_ = device.host_memory(scaling_amax().bytes());
     parameters_.resize(outline().parts.size());
     for (const Chunk& chunk : store.part().chunks) {
         for (int part = chunk.first_part; part < chunk.end_part; ++part)
@@ -88,11 +90,15 @@ void Executor::run(const Step& step, const StepInput& input) {
     take(step, input);
     check(input.update || !store_.update_waits(), "a list finishes the update that waits");
     transfers_.resize(std::max(transfers_.size(), step.actions.size()));
+    begin();
+    streams_->run(step, *this);
+}
+
+void Executor::begin() {
     ops_.fill(loss_sum(), 0.0F);
     // Entries that other ranks of the model compute are zero here: gather_squares adds the entries of all.
     if (groups_.shares_model()) ops_.fill(activations_.norm_partials, 0.0F);
-    if (input.records_amax) ops_.fill(seen_amax(), 0.0F);
-    streams_->run(step, *this);
+    if (input_->records_amax) ops_.fill(seen_amax(), 0.0F);
 }
 
 void Executor::autotune(const Step& step, std::int64_t sequences, std::int64_t vocabulary,
@@ -102,7 +108,8 @@ void Executor::autotune(const Step& step, std::int64_t sequences, std::int64_t v
         for (const std::span<std::int32_t> of : {inputs, targets})
             for (std::int32_t& token : of) token = static_cast<std::int32_t>(number++ % vocabulary);
     };
-    const StepInput input{.load = tokens, .sequences = sequences, .rows = rows};
+    const StepInput input{
+        .load = tokens, .sequences = sequences, .rows = rows, .records_amax = seen_amax().elements() > 0};
     take(step, input);
     ranks_ = ranks_.silent();
     for (const Action& action : step.actions) {
@@ -114,6 +121,18 @@ void Executor::autotune(const Step& step, std::int64_t sequences, std::int64_t v
     }
     ranks_ = groups_.tensor_parallel();
     device_.synchronize();
+}
+
+void Executor::load_code(const Step& step, const Update& update) {
+    const StepInput input{.update = update};
+    take(step, input);
+    begin();
+    for (const Action& action : step.actions) {
+        const bool updates = action.kind == ActionKind::update && !updates_on_host_;
+        if (updates || action.kind == ActionKind::accumulate_shard || action.kind == ActionKind::square ||
+            action.kind == ActionKind::norm)
+            perform(action);
+    }
 }
 
 // What another rank would send. Of zeros, a product would have the same bits by any algorithm.
@@ -134,6 +153,12 @@ StepResults Executor::results() const {
     static_assert(sizeof results == 2 * sizeof(double));
     device_.download(&results, activations_.results);
     return results;
+}
+
+// Every step's results are waited for before the next call, so that the copy of the last one has ended.
+void Executor::set_amax(std::span<const float> amax) {
+    std::memcpy(staged_amax_.get(), amax.data(), amax.size_bytes());
+    device_.upload(scaling_amax(), staged_amax_.get());
 }
 
 std::vector<float> Executor::recorded_amax() const {

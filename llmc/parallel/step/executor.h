@@ -70,7 +70,7 @@ class Executor final : private Performer {
     StepResults results() const;
     // For products in 8 bits with delayed scaling: the greatest magnitude by which each operand is scaled from now on
     // (first_amax).
-    void set_amax(std::span<const float> amax) { device_.upload(scaling_amax(), amax.data()); }
+    void set_amax(std::span<const float> amax);
     // The greatest magnitudes that the last training step saw, or record_weights(), on all ranks; those of operands
     // that nobody has seen are 0.
     std::vector<float> recorded_amax() const;
@@ -88,6 +88,10 @@ class Executor final : private Performer {
     void autotune(const Step& step, std::int64_t sequences, std::int64_t vocabulary,
                   const RowRange& rows = {});
 
+    // Calls the operations of a list that autotune() leaves out; only for a device that loads (Device::set_loading).
+    // `update` is as that of a training step.
+    void load_code(const Step& step, const Update& update);
+
     // The logits of the last generation step: (1, padded vocabulary) in the compute dtype, on the ranks with
     // the head.
     const Tensor& logits() const { return logits_; }
@@ -104,8 +108,9 @@ class Executor final : private Performer {
     PartMemory memory_of(const Action& action) const;
     Running running(const RowRange& rows) const;
     void sum_losses(const Action& action);
-    // Goes over to a list.
+    // Goes over to a list, and begins it.
     void take(const Step& step, const StepInput& input);
+    void begin();
     void transfer(const Action& action);
     void gather_parameters(int unit);
     void reduce_scatter(const Action& action);
@@ -165,6 +170,7 @@ class Executor final : private Performer {
     std::vector<std::byte*> scratch_, angles_, losses_;
     std::vector<ParameterPlaces> parameters_;  // by the model's part; empty for parts of other stages
     Tensor logits_;
+    HostMemory staged_amax_;  // where copies of the host's amax to the device begin
     // The current list.
     const Step* step_ = nullptr;
     const StepInput* input_ = nullptr;

@@ -18,7 +18,9 @@ void Counts::write(const std::string& file) const {
         }
         text += "}, ";
     }
-    text += "\"cudaMalloc\": [";
+    const double mean = static_cast<double>(held_) / static_cast<double>(std::max<std::int64_t>(kernels_, 1));
+    text += "\"multiprocessors\": {\"most wanted\": " + std::to_string(most_wanted_) +
+            ", \"mean held\": " + std::to_string(mean) + "}, \"cudaMalloc\": [";
     separator = "";
     for (const std::size_t bytes : allocations_) {
         text += separator + std::to_string(bytes);

@@ -307,6 +307,16 @@ void compute(const Product& p) {
     if (p.workspace) std::memset(p.workspace, 0xff, p.algorithm.workspace_bytes(problem));
 }
 
+// The code of an algorithm for one kind of product.
+std::string code_of(const Product& p) {
+    std::string code = "algorithm " + std::to_string(p.algorithm.id);
+    for (const int part : {static_cast<int>(p.problem.a.type), static_cast<int>(p.problem.b.type),
+                           static_cast<int>(p.problem.d.type), static_cast<int>(p.problem.epilogue),
+                           static_cast<int>(p.problem.transpose_a), static_cast<int>(p.problem.transpose_b)})
+        code += " " + std::to_string(part);
+    return code;
+}
+
 // Computes, and adjusts the clock of events to the algorithm's speed, because algorithms are chosen by that
 // clock. Every fifth product takes a second longer, as if the GPU had other work.
 void compute_in_its_time(Runtime& r, const Product& p) {
@@ -368,13 +378,17 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
             last_error() = cudaErrorInvalidConfiguration;
             return CUBLAS_STATUS_EXECUTION_FAILED;
         }
+        r.load(code_of(p), "a product's first launch");
+        Multiprocessors& on = r.multiprocessors(r.streams.get(stream).device);
         r.streams.add(
             stream, "cublasLtMatmul",
-            [&r, p] {
+            [&r, &on, p] {
+                if (!on.has_free()) return false;
+                r.counts.runs_beside(on.held());
                 if (!r.strikes("launch")) compute_in_its_time(r, p);
                 return true;
             },
-            accesses_of(p));
+            accesses_of(p), [&on] { return on.why_none_is_free(); });
         return CUBLAS_STATUS_SUCCESS;
     });
 }

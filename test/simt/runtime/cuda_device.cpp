@@ -222,10 +222,12 @@ cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute
     });
 }
 
+// Loads the kernel's code without launching it.
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel) {
-    return api_call([&](const Runtime& r) {
+    return api_call([&](Runtime& r) {
         if (kernel == nullptr) return cudaErrorInvalidDeviceFunction;
         if (!r.settings.has_code) return cudaErrorNoKernelImageForDevice;
+        r.load(simt::name_of_kernel(kernel), "cudaFuncGetAttributes");
         *attributes = {};
         attributes->maxThreadsPerBlock = Chip::threads_per_block;
         attributes->binaryVersion = attributes->ptxVersion = r.settings.chip.architecture;

@@ -3,6 +3,8 @@
 // of one communicator run one after another, whatever their streams.
 #include <algorithm>
 #include <chrono>
+#include <memory>
+#include <optional>
 #include <utility>
 
 #include "simt/runtime/nccl_library.h"
@@ -79,9 +81,24 @@ void queue(Runtime& r, ncclComm& communicator, const std::vector<Call>& calls, c
     const auto operation = std::make_shared<Operation>(calls, communicator.rank, std::move(orders));
     const std::uint64_t turn = communicator.issued++;
     r.counts.communicates(r.streams.get(stream).priority);
-    const auto run = [&r, &communicator, operation, turn, since = steady_clock::time_point{}]() mutable {
+    // Ended with the work that it is part of.
+    const std::shared_ptr<void> in_flight(nullptr, [&r](void*) { --r.nccl_in_flight; });
+    ++r.nccl_in_flight;
+    Multiprocessors& on = r.multiprocessors(communicator.device);
+    const auto share = std::make_shared<std::optional<Multiprocessors::Share>>();
+    const auto why = [&communicator, operation, turn, share]() -> std::string {
+        if (communicator.done < turn) return "its turn in the communicator";
+        if (*share && !(*share)->take()) return "free multiprocessors";
+        return operation->waits_for().empty() ? "" : "rank " + operation->waits_for();
+    };
+    const auto run = [&r, &communicator, &on, why, operation, turn, in_flight, share,
+                      since = steady_clock::time_point{}]() mutable {
         if (communicator.aborted) return true;
         if (communicator.done < turn) return false;
+        if (!*share) {
+            share->emplace(on, communicator.size > 1 ? communicator.blocks_of_kernels : 0);
+            r.counts.wants(on.wanted());
+        }
         if (since == steady_clock::time_point{}) {
             since = steady_clock::now();
             if (r.is_struck("nccl")) {
@@ -91,7 +108,8 @@ void queue(Runtime& r, ncclComm& communicator, const std::vector<Call>& calls, c
         }
         bool done = false;
         try {
-            done = communicator.error == ncclSuccess && operation->run(communicator.sockets);
+            done =
+                communicator.error == ncclSuccess && (*share)->take() && operation->run(communicator.sockets);
         } catch (const PeerGone& fault) {
             communicator.error = ncclRemoteError;
             communicator.last_error = fault.what();
@@ -100,12 +118,12 @@ void queue(Runtime& r, ncclComm& communicator, const std::vector<Call>& calls, c
         const double seconds = std::chrono::duration<double>(steady_clock::now() - since).count();
         if (!done && seconds > r.settings.nccl_seconds) {
             stop("rank " + std::to_string(communicator.rank) + " of " + std::to_string(communicator.size) +
-                 " still waits in " + name_of(operation->first()) + " for rank " + operation->waits_for() +
-                 " after " + std::to_string(static_cast<int>(seconds)) + " seconds");
+                 " still waits in " + name_of(operation->first()) + " for " + why() + " after " +
+                 std::to_string(static_cast<int>(seconds)) + " seconds:" + r.streams.standing());
         }
         return done;
     };
-    r.streams.add(stream, name_of(calls.front()), run, accesses);
+    r.streams.add(stream, name_of(calls.front()), run, accesses, why);
 }
 
 // Enqueues the calls of a group, or a single call, for one communicator.

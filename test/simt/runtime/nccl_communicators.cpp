@@ -121,12 +121,22 @@ void take_members(ncclComm& communicator, Mesh& mesh, int color) {
     if (communicator.size > 1) runtime().streams.run_in_background();
 }
 
-ncclComm& create(const std::string& id, int size, int rank, bool blocks) {
+// NCCL's kernels have at most 32 blocks.
+int blocks_of_kernels(const ncclConfig_t* config, int otherwise) {
+    const char* const given = std::getenv("NCCL_MAX_CTAS");
+    const int most = given                                                ? std::atoi(given)
+                     : config && config->maxCTAs != NCCL_CONFIG_UNDEF_INT ? config->maxCTAs
+                                                                          : otherwise;
+    return std::min(most, 32);
+}
+
+ncclComm& create(const std::string& id, int size, int rank, bool blocks, int blocks_of_kernels) {
     ncclComm& made = *library().communicators.emplace_back(std::make_unique<ncclComm>());
     made.rank = rank;
     made.size = size;
     made.device = current_device();
     made.blocks = blocks;
+    made.blocks_of_kernels = blocks_of_kernels;
     made.id = id;
     runtime().add_communicator(made.device);
     return made;
@@ -183,7 +193,8 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* handle, int size, ncclUniqueId i
                                     ncclConfig_t* config) {
     return nccl_call([&](Runtime& r) {
         if (size < 1 || rank < 0 || rank >= size) return refuse(ncclInvalidArgument, "no such rank");
-        ncclComm& made = create(id.internal, size, rank, is_blocking(config, true));
+        ncclComm& made =
+            create(id.internal, size, rank, is_blocking(config, true), blocks_of_kernels(config, 32));
         const auto mesh = std::make_shared<Mesh>(made.id, own_hello(rank, 0, rank), size);
         *handle = &made;
         const auto connect = [&made, mesh] {
@@ -210,11 +221,11 @@ ncclResult_t ncclCommSplit(ncclComm_t handle, int color, int key, ncclComm_t* ma
         const auto mesh = std::make_shared<Mesh>(id, own_hello(parent.rank, color, key), parent.size);
         *made = nullptr;
         // The parent is in progress. The new communicator is known when the call has succeeded.
-        const auto connect = [&parent, mesh, color, made,
-                              config_blocks = is_blocking(config, parent.blocks)] {
+        const auto connect = [&parent, mesh, color, made, config_blocks = is_blocking(config, parent.blocks),
+                              of_kernels = blocks_of_kernels(config, parent.blocks_of_kernels)] {
             if (!mesh->connect()) return false;
             if (color == NCCL_SPLIT_NOCOLOR) return true;
-            ncclComm& child = create(mesh->id(), parent.size, parent.rank, config_blocks);
+            ncclComm& child = create(mesh->id(), parent.size, parent.rank, config_blocks, of_kernels);
             take_members(child, *mesh, color);
             *made = &child;
             return true;

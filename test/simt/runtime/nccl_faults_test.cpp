@@ -1,6 +1,7 @@
 // NCCL on the CPU: calls that do not match, peers that do not come or are gone, communicators that do not
 // block.
 #include <chrono>
+#include <deque>
 #include <thread>
 
 #include "simt/runtime/nccl_ranks.h"
@@ -87,6 +88,86 @@ TEST(Nccl, a_peer_that_does_not_come_is_named) {
     EXPECT_TRUE(contains(
         said, "simt: rank 0 of 3 still waits in ncclAllReduce of 16 float32 for rank 1 after 1 seconds"))
         << said;
+}
+
+// Of two ranks that stand still, what they say.
+const Environment standing = {{"SIMT_NCCL_SECONDS", "1"}};
+
+// A send ends when its peer receives. A small one may end before, in NCCL's buffers, which hides this.
+TEST(Nccl, ranks_that_both_send_first_stand_still) {
+    const auto exchange = [](bool grouped) {
+        return output_of_ranks(
+            2,
+            [grouped](int rank, ncclComm_t all, float* x, const Stream& stream) {
+                if (grouped) must(ncclGroupStart());
+                must(ncclSend(x, 8, ncclFloat32, 1 - rank, all, stream));
+                must(ncclRecv(x + 8, 8, ncclFloat32, 1 - rank, all, stream));
+                if (grouped) must(ncclGroupEnd());
+            },
+            standing);
+    };
+    const std::string said = exchange(false);
+    EXPECT_TRUE(contains(said,
+                         "still waits in ncclSend of 8 float32 to rank 1 for rank 1 after 1 seconds: "
+                         "stream 1 is at ncclSend of 8 float32 to rank 1, which waits for rank 1;"))
+        << said;
+    EXPECT_EQ(exchange(true), "");
+}
+
+// Rank 0 receives what rank 1 sends when it has received what rank 0 makes last.
+std::string receive_before_sending(int most_blocks, bool loads_before,
+                                   const Environment& environment = standing) {
+    constexpr int pairs = 4;
+    std::vector<ncclUniqueId> ids;
+    for (int i = 0; i < pairs; ++i) ids.push_back(new_id());
+    return output_of_ranks(
+        2,
+        [&](int rank, ncclComm_t all, float* x, const Stream& stream) {
+            ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+            config.maxCTAs = most_blocks;
+            if (loads_before) scale(stream, x, x, 1, 0);
+            std::deque<Stream> streams;
+            std::deque<Communicator> of_pairs;
+            const Event made;
+            if (rank == 1) must(ncclRecv(x, 1, ncclFloat32, 0, all, stream));
+            stream.record(made);
+            for (int i = 0; i < pairs; ++i) {
+                ncclComm_t pair = nullptr;
+                must(ncclCommInitRankConfig(&pair, 2, ids[static_cast<std::size_t>(i)], rank, &config));
+                of_pairs.emplace_back(pair);
+                streams.emplace_back();
+                streams.back().wait(made);
+                rank == 0 ? must(ncclRecv(x + 8 + i, 1, ncclFloat32, 1, pair, streams.back()))
+                          : must(ncclSend(x + 8 + i, 1, ncclFloat32, 0, pair, streams.back()));
+            }
+            if (rank == 0) {
+                scale(stream, x, x, 2, 0);
+                must(ncclSend(x, 1, ncclFloat32, 1, all, stream));
+            }
+            must(cudaDeviceSynchronize());
+        },
+        environment);
+}
+
+// A receive holds its multiprocessors while it waits.
+TEST(Nccl, receives_that_hold_the_multiprocessors_stand_still) {
+    const std::string of_all = receive_before_sending(27, true), of_some = receive_before_sending(26, true);
+    EXPECT_TRUE(contains(
+        of_all,
+        "stream 1 is at scale_kernel, which waits for a free multiprocessor, of which NCCL holds 108;"))
+        << of_all;
+    EXPECT_TRUE(contains(
+        of_some, "stream 1 is at ncclSend of 1 float32 to rank 1, which waits for free multiprocessors;"))
+        << of_some;
+    EXPECT_EQ(receive_before_sending(4, true), "");
+}
+
+// A first launch may wait for all work of the GPU, and so for a receive that waits for what the launch makes.
+TEST(Nccl, a_first_launch_beside_a_receive_stands_still) {
+    const Environment odd = {{"SIMT_NCCL_SECONDS", "1"}, {"SIMT_SEED", "1"}};
+    const std::string said = receive_before_sending(4, false, odd);
+    EXPECT_TRUE(contains(said, "rank 0 of 2 still waits in ncclRecv of 1 float32 from rank 1")) << said;
+    EXPECT_EQ(receive_before_sending(4, true, odd), "");
 }
 
 // A watching thread sees that the peer is gone and aborts, and the host's wait ends.

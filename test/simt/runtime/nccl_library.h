@@ -20,7 +20,8 @@
 struct ncclComm {
     int rank = 0, size = 1, device = 0;
     bool blocks = true;
-    std::string id;  // the ids of its splits derive from it
+    int blocks_of_kernels = 32;  // ncclConfig_t::maxCTAs, or NCCL_MAX_CTAS
+    std::string id;              // the ids of its splits derive from it
     std::vector<simt::runtime::Socket> sockets;
     std::vector<std::uint64_t> processes;  // by rank
 

@@ -224,10 +224,30 @@ void Operation::receive(const Call& call, int peer, std::byte* data, std::size_t
     messages_.push_back({peer, true, data, bytes});
 }
 
+// A receiver whose turn has come says so, and a sender waits for this, as in NCCL, where it writes into the receiver's
+// buffers.
+void Operation::meet() {
+    sent_.reserve(calls_.size());  // messages contain pointers into it
+    arrivals_.reserve(calls_.size());
+    for (const Call& call : calls_) {
+        if (call.kind != Collective::point_to_point) continue;
+        Header* header = nullptr;
+        if (call.recv) {
+            header = &sent_.emplace_back(header_of(call, call.peer));
+        } else {
+            header = &arrivals_.emplace_back(&call, call.peer, Header{}, messages_.size()).header;
+        }
+        messages_.push_back({call.peer, !call.recv, reinterpret_cast<std::byte*>(header), sizeof *header});
+    }
+}
+
 void Operation::begin() {
+    messages_.clear();
+    sent_.clear();
+    arrivals_.clear();
     const std::size_t ranks = orders_.size();
     const std::size_t messages = std::max(ranks, calls_.size());
-    sent_.reserve(messages);  // messages contain pointers into it
+    sent_.reserve(messages);
     arrivals_.reserve(messages);
     for (const Call& call : calls_) {
         const std::size_t part = call.count * bytes_of(call.type);
@@ -277,9 +297,17 @@ void Operation::check_headers() const {
 }
 
 bool Operation::run(const std::vector<Socket>& sockets) {
-    if (!begun_) begin();
-    begun_ = true;
-    const Progress progress = exchange(sockets, messages_);
+    if (phase_ == Phase::turn) {
+        meet();
+        phase_ = Phase::rendezvous;
+    }
+    Progress progress = exchange(sockets, messages_);
+    check_headers();
+    if (progress.is_through && phase_ == Phase::rendezvous) {
+        begin();
+        phase_ = Phase::moving;
+        progress = exchange(sockets, messages_);
+    }
     // A peer that is gone may have sent a header before. It tells why the peer is gone.
     check_headers();
     if (progress.gone) throw PeerGone(*progress.gone);

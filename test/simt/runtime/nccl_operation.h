@@ -66,6 +66,7 @@ class Operation {
         Header header;
         std::size_t message;  // the one that brings it
     };
+    void meet();
     void begin();
     void send(const Call& call, int peer, const std::byte* data, std::size_t bytes);
     void receive(const Call& call, int peer, std::byte* data, std::size_t bytes);
@@ -76,7 +77,8 @@ class Operation {
     std::vector<Call> calls_;
     int rank_;
     std::vector<std::uint64_t> orders_;
-    bool begun_ = false;
+    enum class Phase { turn, rendezvous, moving };
+    Phase phase_ = Phase::turn;
     std::vector<std::byte> arrived_;  // data of the others, by rank
     std::vector<Header> sent_;
     std::vector<Arrival> arrivals_;

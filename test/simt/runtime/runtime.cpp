@@ -71,11 +71,18 @@ Settings read_settings() {
 
 cudaError_t enqueue_launch(cudaStream_t stream, const void* kernel, const std::function<void()>& run) {
     return api_call([&](Runtime& r) {
-        r.counts.launches(r.streams.get(stream).number);
-        r.streams.add(stream, name_of_kernel(kernel), [&r, run] {
+        const CUstream_st& of = r.streams.get(stream);
+        r.counts.launches(of.number);
+        const std::string name = name_of_kernel(kernel);
+        r.load(name, "a first launch");
+        Multiprocessors& on = r.multiprocessors(of.device);
+        const auto task = [&r, &on, run] {
+            if (!on.has_free()) return false;
+            r.counts.runs_beside(on.held());
             if (!r.strikes("launch")) run();
             return true;
-        });
+        };
+        r.streams.add(stream, name, task, {}, [&on] { return on.why_none_is_free(); });
         return cudaSuccess;
     });
 }
@@ -111,6 +118,34 @@ Runtime::Runtime() : settings(read_settings()), streams(settings.seed) {
         options().report = read_kernel_report(report);
     }
     on_exit(check_at_exit, nullptr);
+}
+
+Multiprocessors::Share::~Share() {
+    of_.wanted_ -= wanted_;
+    if (!has_) return;
+    of_.held_ -= wanted_;
+    of_.free_ += wanted_;
+}
+
+bool Multiprocessors::Share::take() {
+    if (has_ || of_.free_ < wanted_) return has_;
+    of_.held_ += wanted_;
+    of_.free_ -= wanted_;
+    return has_ = true;
+}
+
+std::string Multiprocessors::why_none_is_free() const {
+    return has_free() ? "" : "a free multiprocessor, of which NCCL holds " + std::to_string(held_);
+}
+
+Multiprocessors& Runtime::multiprocessors(int device) {
+    return multiprocessors_.try_emplace(device, settings.chip.multiprocessors).first->second;
+}
+
+void Runtime::load(const std::string& code, const char* call) {
+    if (!loaded_.insert(code).second) return;
+    if (nccl_in_flight > 0) counts.loads_beside_nccl(code);
+    if (settings.seed % 2 == 1) streams.wait_for_all_by_chance(call);
 }
 
 std::size_t Runtime::memory_taken(int device) const {

@@ -4,7 +4,9 @@
 // parts share.
 //
 // Environment variables:
-//   SIMT_SEED=N           the order in which streams, blocks, warps and lanes take turns; 0: as they were issued
+//   SIMT_SEED=N           the order in which streams, blocks, warps and lanes take turns; 0: as they were issued.
+//                         If it is odd, the first launch of a kernel, or of a product's algorithm, waits for all
+//                         issued work
 //   SIMT_GPUS=N           number of devices; 0: as on a machine without a driver
 //   SIMT_CHIP=80|86|89|90 their chip; 75 or 100: chips for which no kernel has code
 //   SIMT_GPU_MEMORY=N     bytes of each device
@@ -29,6 +31,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 
 #include "llmc/device/cuda/launch.h"
@@ -57,12 +60,43 @@ struct Settings {
     std::string count_file;
 };
 
+// A device's multiprocessors. Operations of NCCL hold some of them from their turn to their end: their blocks spin, and
+// share them with no other kernel.
+class Multiprocessors {
+  public:
+    explicit Multiprocessors(int number) : free_(number) {}
+    bool has_free() const { return free_ > 0; }
+    int held() const { return held_; }
+    int wanted() const { return wanted_; }
+    std::string why_none_is_free() const;
+
+    // What one operation wants, until this is destroyed.
+    class Share {
+      public:
+        Share(Multiprocessors& of, int wanted) : of_(of), wanted_(wanted) { of_.wanted_ += wanted_; }
+        ~Share();
+        Share(const Share&) = delete;
+        Share& operator=(const Share&) = delete;
+        // Whether it has them, which it does from the first time that enough are free.
+        bool take();
+
+      private:
+        Multiprocessors& of_;
+        int wanted_;
+        bool has_ = false;
+    };
+
+  private:
+    int free_, held_ = 0, wanted_ = 0;
+};
+
 class Runtime {
   public:
     // Any thread may call it, one call at a time.
     std::mutex mutex;
     const Settings settings;
     Counts counts;
+    std::int64_t nccl_in_flight = 0;  // operations that were issued and have not ended
     Memory memory;
     Streams streams;
 
@@ -72,6 +106,11 @@ class Runtime {
     std::size_t memory_taken(int device) const;
     void add_communicator(int device) { ++communicators_[device]; }
     void remove_communicator(int device) { --communicators_[device]; }
+
+    // The code of a kernel, or of a product's algorithm, is loaded when it is first launched or asked for. With an odd
+    // seed this waits for all issued work.
+    void load(const std::string& code, const char* call);
+    Multiprocessors& multiprocessors(int device);
 
     // The error that every call returns from now on, as after an illegal address on a GPU; cudaSuccess if
     // there is none.
@@ -83,7 +122,9 @@ class Runtime {
 
   private:
     std::map<int, std::size_t> communicators_;  // the number of each device's communicators
-    std::uint64_t calls_ = 0;                   // calls of the kind that must fail
+    std::map<int, Multiprocessors> multiprocessors_;
+    std::set<std::string> loaded_;
+    std::uint64_t calls_ = 0;  // calls of the kind that must fail
     cudaError_t fault_ = cudaSuccess;
 };
 Runtime& runtime();

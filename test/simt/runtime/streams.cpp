@@ -65,7 +65,8 @@ CUevent_st& Streams::get_event(cudaEvent_t event) {
 
 // ---- queued work ----
 
-void Streams::add(cudaStream_t handle, const std::string& what, Task run, std::span<const Access> accesses) {
+void Streams::add(cudaStream_t handle, const std::string& what, Task run, std::span<const Access> accesses,
+                  Reason why) {
     CUstream_st& stream = get(handle);
     if (!is_null(stream) && stream.device != current_device()) {
         stop(what + " in " + name(stream) + ", which is of device " + std::to_string(stream.device) +
@@ -81,7 +82,7 @@ void Streams::add(cudaStream_t handle, const std::string& what, Task run, std::s
     for (const Access& access : accesses) {
         accesses_.add(access, what, stream.number, stream.issued, stream.clock);
     }
-    stream.queue.push_back({next_order_++, what, std::move(run), nullptr});
+    stream.queue.push_back({next_order_++, what, std::move(run), nullptr, std::move(why)});
     if (is_null(stream)) synchronize(handle, what.c_str());
 }
 
@@ -154,7 +155,6 @@ bool Streams::run_next(CUstream_st& stream) {
 }
 
 void Streams::run_until(const std::function<bool()>& done, const char* call) {
-    runtime().counts.waits(call);
     draw_priorities();
     while (runtime().fault() == cudaSuccess && !done()) {
         if (step()) continue;
@@ -169,12 +169,19 @@ void Streams::run_until(const std::function<bool()>& done, const char* call) {
 }
 
 void Streams::report_standstill(const char* call) const {
-    std::string message = std::string(call) + ": no stream can go on:";
+    stop(std::string(call) + ": no stream can go on:" + standing());
+}
+
+std::string Streams::standing() const {
+    std::string text;
     for (const CUstream_st& stream : streams_) {
-        if (!stream.queue.empty())
-            message += " " + name(stream) + " is at " + stream.queue.front().what + ";";
+        if (stream.queue.empty()) continue;
+        const Work& work = stream.queue.front();
+        const std::string why = work.why ? work.why() : "";
+        text += " " + name(stream) + " is at " + work.what + (why.empty() ? "" : ", which waits for " + why) +
+                ";";
     }
-    stop(message);
+    return text;
 }
 
 void Streams::discard() {
@@ -191,6 +198,7 @@ void Streams::synchronize(cudaStream_t handle, const char* call) {
     if (is_null(stream) && stream.queue.empty()) wait_for_blocking_streams(call);
     const Clock clock = stream.clock;
     const std::uint64_t issued = stream.issued;
+    runtime().counts.waits(call);
     run_until([&] { return done(stream) >= issued; }, call);
     host_waited_for(clock);
 }
@@ -198,18 +206,28 @@ void Streams::synchronize(cudaStream_t handle, const char* call) {
 void Streams::synchronize_event(cudaEvent_t event, const char* call) {
     const auto record = get_event(event).latest;
     if (!record) return;
+    runtime().counts.waits(call);
     run_until([&] { return record->done; }, call);
     host_waited_for(record->clock);
 }
 
+bool Streams::is_empty() const {
+    return std::ranges::all_of(streams_, [](const auto& s) { return s.queue.empty(); });
+}
+
+void Streams::wait_for_all_by_chance(const char* call) {
+    run_until([&] { return is_empty(); }, call);
+}
+
 void Streams::synchronize_all(const char* call) {
-    run_until([&] { return std::ranges::all_of(streams_, [](const auto& s) { return s.queue.empty(); }); },
-              call);
+    runtime().counts.waits(call);
+    run_until([&] { return is_empty(); }, call);
     for (const CUstream_st& stream : streams_) host_waited_for(stream.clock);
 }
 
 void Streams::wait_for_blocking_streams(const char* call) {
     const auto is_done = [](const CUstream_st& s) { return !s.blocking || s.queue.empty(); };
+    runtime().counts.waits(call);
     run_until([&] { return std::ranges::all_of(streams_, is_done); }, call);
     for (const CUstream_st& stream : streams_) {
         if (stream.blocking) host_waited_for(stream.clock);

@@ -36,14 +36,18 @@ struct Record {
     Clock clock;
 };
 
-// Returns true when it is done, and false if it waits for another process. It is then called again.
+// Returns true when it is done, and false if it waits for another process, or for other work. It is then called
+// again.
 using Task = std::function<bool()>;
+// What a task waits for: "rank 1"
+using Reason = std::function<std::string()>;
 
 struct Work {
     std::uint64_t order;  // in which it was issued, among all streams
     std::string what;
     Task run;                                 // null: it only waits
     std::shared_ptr<const Record> waits_for;  // null: it waits for nothing
+    Reason why = {};                          // null: its task never waits
 };
 
 }  // namespace simt::runtime
@@ -83,7 +87,8 @@ class Streams {
     CUstream_st& get(cudaStream_t stream);
     CUevent_st& get_event(cudaEvent_t event);
 
-    void add(cudaStream_t handle, const std::string& what, Task run, std::span<const Access> accesses = {});
+    void add(cudaStream_t handle, const std::string& what, Task run, std::span<const Access> accesses = {},
+             Reason why = {});
     void record(cudaEvent_t event, cudaStream_t stream);
     // Changes the times that events measure, as if the work that runs now took this much longer, or shorter.
     void add_time(std::chrono::nanoseconds time) { added_ += time; }
@@ -93,6 +98,9 @@ class Streams {
     void synchronize(cudaStream_t handle, const char* call);
     void synchronize_event(cudaEvent_t event, const char* call);
     void synchronize_all(const char* call);
+    // Waits for all issued work, as a first launch may. Unlike a wait of the host, this orders no accesses: work that
+    // follows is ordered by chance.
+    void wait_for_all_by_chance(const char* call);
     // Runs one piece of work. Returns false if none can run now.
     bool step();
     // Runs a little work, then returns whether all is done.
@@ -112,6 +120,8 @@ class Streams {
     void host_is_here();
     bool runs_on_this_thread() const { return running_on_ == std::this_thread::get_id(); }
 
+    // What each stream is at, and waits for: " stream 1 is at scale_kernel; ..."
+    std::string standing() const;
     // Describes queued work of streams that were not destroyed; empty if there is none.
     std::string unfinished() const;
 
@@ -120,6 +130,7 @@ class Streams {
     bool run_next(CUstream_st& stream);
     void draw_priorities();
     void ask_for(const void* awaited);
+    bool is_empty() const;
     void run_until(const std::function<bool()>& done, const char* call);
     void wait_for_blocking_streams(const char* call);
     std::uint64_t done(const CUstream_st& stream) const { return stream.issued - stream.queue.size(); }

@@ -155,6 +155,61 @@ TEST(WrongUse, copies_of_what_is_not_there_are_refused) {
     }));
 }
 
+bool upload_of_pageable_memory(bool waits, const std::function<void(std::vector<float>&)>& use_again) {
+    DeviceArray<float> x(1 << 16);
+    std::vector<float> host(1 << 16, 1);
+    const Stream stream;
+    must(cudaMemcpyAsync(x.data, host.data(), x.bytes, cudaMemcpyHostToDevice, stream));
+    if (waits) stream.synchronize();
+    use_again(host);
+    stream.synchronize();
+    return x.download().back() == 1;
+}
+
+// It may be read after the call, as on GH200. On the way to a PCIe bus it is read before, which hides this.
+TEST(WrongUse, pageable_memory_that_is_used_again_before_its_upload_has_ended) {
+    const auto changes = [](std::vector<float>& host) { host.back() = 2; };
+    const auto frees = [](std::vector<float>& host) { std::vector<float>().swap(host); };
+    for (const std::function<void(std::vector<float>&)>& use :
+         {std::function(changes), std::function(frees)}) {
+        EXPECT_TRUE(is_reported("cudaMemcpyAsync: its source is not pinned, and is gone or changed",
+                                [&] { return upload_of_pageable_memory(false, use); }));
+        EXPECT_TRUE(is_right_in_any_order([&] { return upload_of_pageable_memory(true, use); }));
+    }
+}
+
+// A call that the program expects to fail, as that of an algorithm which it tries, leaves an error. Who asks for the
+// last error after a launch gets that one.
+TEST(WrongUse, an_earlier_error_is_taken_for_that_of_a_launch) {
+    const auto launch_after_a_failed_call = [](bool asks_for_the_last_error) {
+        DeviceArray<float> x(8);
+        const Stream stream;
+        void* memory = nullptr;
+        if (cudaMalloc(&memory, std::size_t{1} << 60) != cudaErrorMemoryAllocation) return false;
+        scale(stream, x.data, x.data, 1, 1);  // throws its own error
+        const bool is_good = !asks_for_the_last_error || cudaGetLastError() == cudaSuccess;
+        cudaGetLastError();
+        stream.synchronize();
+        return is_good;
+    };
+    EXPECT_EQ(run_process({}, [&] { return launch_after_a_failed_call(true); }).status, wrong);
+    EXPECT_TRUE(is_right_in_any_order([&] { return launch_after_a_failed_call(false); }));
+    // After a fault, a launch itself fails.
+    const Outcome after_a_fault = run_process({{"SIMT_FAIL", "launch:1"}}, [] {
+        cudaStream_t stream = nullptr;
+        must(cudaStreamCreate(&stream));
+        scale(stream, nullptr, nullptr, 1, 0, 1);
+        if (cudaStreamSynchronize(stream) != cudaErrorIllegalAddress) return false;
+        try {
+            scale(stream, nullptr, nullptr, 1, 0, 1);
+        } catch (const llmc::DeviceFault& fault) {
+            return std::string(fault.what()).starts_with("launch: CUDA says");
+        }
+        return false;
+    });
+    EXPECT_TRUE(after_a_fault.good()) << after_a_fault;
+}
+
 TEST(WrongUse, new_memory_reads_as_nan) {
     EXPECT_TRUE(is_right_in_any_order([] {
         const DeviceArray<float> x(8);
