@@ -23,8 +23,8 @@ $(PROFILER): dev/gpu/kernel_times.cpp
 # Tests use these, or check that they link; without sanitizers, like the bundle.
 TESTED_OF_BUNDLE := $(if $(SANITIZED),,$(if $(WITH_CUDA),$(BUNDLE_PROGRAMS) $(if $(CUPTI),$(PROFILER))))
 
-# PART is kernels, model, bench or lab; without it, all of them. CHECK_OPTIONS go to dev/gpu/main.py.
-gpu-check: $(if $(GPU),bundle)  ## checks and times everything on this machine's GPU, into dev/results/ (PART=kernels|model|bench|lab)
+# PART is first, kernels, model, bench or lab; without it, all of them. CHECK_OPTIONS go to dev/gpu/main.py.
+gpu-check: $(if $(GPU),bundle)  ## checks and times everything on this machine's GPU, into dev/results/ (PART=first|kernels|model|bench|lab)
 	@$(demand_gpu)
 	@PYTHON=$(PYTHON) $(BUILD)/bundle/gpu_check $(PART) --results dev/results $(CHECK_OPTIONS)
 

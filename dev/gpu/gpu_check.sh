@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks and times the trainer on this machine's GPU: the launcher of a bundle (dev/gpu/bundle.sh).
 #
-#   gpu_check [kernels|model|bench|lab] [OPTION...]   some parts, or all; `gpu_check --help` lists the options
+#   gpu_check [first|kernels|model|bench|lab] [OPTION...]   some parts, or all; `gpu_check --help` lists the options
 #   gpu_check run PROGRAM [ARGUMENT...]               runs a program of bin/, such as train_gpt, with CUDA's libraries
 #
 # It looks for CUDA's libraries in CUDA_HOME, among the system's, in /usr/local/cuda, and in the packages of

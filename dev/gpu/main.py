@@ -2,8 +2,9 @@
 """Checks and times the trainer on a GPU: started by `gpu_check` of a bundle (dev/gpu/gpu_check.sh).
 
 Each result becomes a line of RESULTS/GPU/gpu.jsonl as soon as it is known. GPU is the GPU's name, so that no report mixes
-two. After each part, gpu.md and gpu.json in the same folder are written from all lines. The exit status is 1 if a check
-failed, and 2 if none failed but some had no time left.
+two. This one file has everything: the results, the machine, and the end of what failed programs printed. After each part,
+gpu.md and gpu.json in the same folder are written from it. The exit status is 1 if a check failed, and 2 if none failed but
+some had no time left.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import tempfile
 
 import machine
 import part_bench
+import part_first
 import part_kernels
 import part_lab
 import part_model
@@ -27,7 +29,8 @@ from results import Late, Results, read
 MINUTES = 5
 TRAINER_SECONDS = 120  # to find out whether there is a GPU
 # The most valuable part first.
-PARTS = {"kernels": part_kernels.run, "model": part_model.run, "bench": part_bench.run, "lab": part_lab.run}
+PARTS = {"first": part_first.run, "kernels": part_kernels.run, "model": part_model.run, "bench": part_bench.run,
+         "lab": part_lab.run}
 
 
 def main():
@@ -83,6 +86,7 @@ def check(arguments):
         (results / "gpu.md").write_text(report.markdown(read(lines)))
     more = f", {left} lacked the time: run it again, and they come first" if left else ""
     print(f"{results}/gpu.md; {failed} failed{more}")
+    print(f"to send back: {lines}")
     return 1 if failed else 2 if left else 0
 
 

@@ -27,7 +27,7 @@ def run(results, tiny):
     suites = attempt_list(results)
     if not suites:
         return
-    checks = [(suite, run_suite, results, suite) for suite in suites[:2 if tiny else None]]
+    checks = [(suite, run_suite, suite) for suite in suites[:2 if tiny else None]]
     sanitizer = find_sanitizer()
     for tool in ("memcheck", "racecheck"):
         if not sanitizer:
@@ -55,16 +55,18 @@ def list_suites():
     return {"detail": f"{len(suites)} suites", "suites": sorted(suites, key=lambda suite: (suite.startswith("Lab"), suite))}
 
 
-def run_suite(results, suite):
-    if results.seconds_left() < 5:
+def run_suite(suite):
+    """Runs the tests of the suites that match a pattern."""
+    if programs.Clock.at_most(5) < 5:
         raise TimeOver
     done = programs.run([programs.KERNELS, f"--gtest_filter={suite}.*", "--gtest_color=no"], SUITE_SECONDS)
     passed = len(re.findall(r"^\[       OK \]", done.stdout, re.M))
     failed = sorted(set(re.findall(r"^\[  FAILED  \] (\S+?),? ", done.stdout, re.M)))
     if done.returncode != 0 or failed:
         said = re.findall(r"^(?:.*Failure|error: .*)\n(?:.*\n){0,4}", done.stdout, re.M)
+        output = done.stdout + done.stderr
         raise CheckFailed(f"{passed} passed; status {done.returncode}; {', '.join(failed)}: " +
-                          " ".join((said[0] if said else programs.tail(done.stdout + done.stderr)).split()))
+                          " ".join((said[0] if said else programs.tail(output)).split()), output)
     require(passed > 0, "no test ran")
     return {"detail": f"{passed} passed", "tests": passed}
 

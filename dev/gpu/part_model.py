@@ -191,12 +191,12 @@ def same_run(first, second, steps):
     require(filecmp.cmp(*files, shallow=False), "the weights differ")
 
 
-def on_ranks(extent, folder, ranks):
+def on_ranks(extent, folder, ranks, *mesh):
     """Several processes train on the same batch and sum in another order: losses are within the promised bound."""
     options = [*extent.text_model(), "--dtype=fp32", "--lr=1e-3", "--lr-schedule=constant", f"--steps={extent.own_steps}",
-               "--micro-batch-size=1" if extent.tiny else "--micro-batch-size=3"]
+               "--micro-batch-size=1" if extent.tiny else "--micro-batch-size=3", *(["--layers=8"] if mesh else [])]
     one = programs.train(folder / f"one-of-{ranks}", *options)
-    several = programs.train(folder / f"ranks-{ranks}", *options, ranks=ranks, timeout=90)
+    several = programs.train(folder / f"ranks-{ranks}", *options, *mesh, ranks=ranks, timeout=90)
     world = several.record["mesh"]["world"]
     require(world == ranks, f"the job had {world} ranks")
     return within(one.losses, several.losses, 1e-5, "one process's")
@@ -237,13 +237,13 @@ def schedules(extent, folder, number):
     return SAME
 
 
-def offloaded(extent, folder):
+def offloaded(extent, folder, tiers=(("cpu", "none"), ("cpu", "cpu"), ("nvme", "nvme"))):
     """What lies in the host's memory or on a disk gives the same bits: the host updates as the GPU does."""
     folder = folder / "offload"
     options = [*extent.text_model(), "--dtype=bf16", f"--steps={extent.own_steps}", "--layers=6",
                "--micro-batch-size=1" if extent.tiny else "--micro-batch-size=3"]
     whole = programs.train(folder / "none", *options, timeout=90)
-    for state, parameters in (("cpu", "none"), ("cpu", "cpu"), ("nvme", "nvme")):
+    for state, parameters in tiers:
         run = programs.train(folder / f"{state}-{parameters}", *options, f"--offload-optimizer={state}", f"--offload-parameters={parameters}",
                              *([f"--nvme-dir={folder}/disk"] if state == "nvme" else []), timeout=90)
         try:

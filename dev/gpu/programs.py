@@ -67,8 +67,9 @@ def run(command, timeout, **more):
 ENDED_BY_TIMEOUT = (124, 137)
 
 
-def train(out_dir, *options, device="cuda", ranks=1, timeout=200):
-    """Trains on `ranks` processes, which share the GPU if there are several; returns the program.Run.
+def train(out_dir, *options, device="cuda", ranks=1, timeout=200, share=True, **more):
+    """Trains on `ranks` processes, which may share a GPU if `share`; `more` are environment variables. Returns the program.Run,
+    with what rank 0 printed in `said`.
 
     Each process runs under `timeout`, so that one that hangs ends.
     """
@@ -76,12 +77,12 @@ def train(out_dir, *options, device="cuda", ranks=1, timeout=200):
     command = ["timeout", "-k", "5", str(timeout), str(TRAIN_GPT), f"--out-dir={out_dir}", "--sample-tokens=0",
                f"--device={device}", *map(str, options)]
     if ranks > 1:
-        command += ["--share-gpu", f"--comm-timeout={max(1, min(60, timeout)):.0f}"]
+        command += ["--share-gpu"] * share + [f"--comm-timeout={max(1, min(60, timeout)):.0f}"]
     port = free_port()
     processes = []
     for rank in range(ranks):
         of_rank = environment(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks),
-                              MASTER_PORT=str(port))
+                              MASTER_PORT=str(port), **more)
         processes.append(subprocess.Popen(command, env=of_rank, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
     readers = [threading.Thread(target=lambda p=p: setattr(p, "said", p.stdout.read())) for p in processes]
     for thread in readers:
@@ -90,11 +91,14 @@ def train(out_dir, *options, device="cuda", ranks=1, timeout=200):
         thread.join()
         process.wait()
     if any(process.returncode in ENDED_BY_TIMEOUT for process in processes):
-        raise Late(f"the training was ended after {timeout:.0f} s")
+        raise Late(f"the training was ended after {timeout:.0f} s", "".join(process.said for process in processes))
     for rank, process in enumerate(processes):
         if process.returncode != 0:
-            raise CheckFailed(f"rank {rank} of {ranks} ended with status {process.returncode}: {tail(process.said)}")
-    return program.Run(out_dir)
+            said = process.said
+            raise CheckFailed(f"rank {rank} of {ranks} ended with status {process.returncode}: {tail(said)}", said)
+    trained = program.Run(out_dir)
+    trained.said = processes[0].said
+    return trained
 
 
 class TimedSteps:

@@ -70,14 +70,15 @@ def table(titles, rows, numbers_from=1):
 
 
 def checks(lines, part):
-    of_part = [line for line in lines if line["part"] == part and line["status"] in ("passed", "failed", "skipped")]
+    # The machine and the kernels' timings have places of their own.
+    of_part = [line for line in lines if line["part"] == part and "gpu" not in line and "timing" not in line]
     if not of_part:
         return []
     count = {status: sum(line["status"] == status for line in of_part) for status in ("passed", "failed", "skipped")}
     heading = f"## {part}: " + ", ".join(f"{number} {status}" for status, number in count.items()) + \
         "".join(f", commit {commit}" for commit in sorted({line["commit"] for line in of_part if line.get("commit")}))
     # Passed checks are short; the others come first.
-    order = sorted(of_part, key=lambda line: ("failed", "skipped", "passed").index(line["status"]))
+    order = sorted(of_part, key=lambda line: ("failed", "skipped", "measured", "passed").index(line["status"]))
     rows = [[line["status"].upper() if line["status"] == "failed" else line["status"], line["name"], cell(line["detail"])]
             for line in order]
     return [heading, table(["", "check", "found"], rows, numbers_from=3)]
@@ -153,6 +154,6 @@ def markdown(lines):
         if "product_flops_a_second" in line:
             parts.append(f"Measured in the same run: {line['detail']}.")
     parts += training(lines) + kernels(lines)
-    for part in ("kernels", "model", "bench", "lab"):
+    for part in ("first", "kernels", "model", "bench", "lab"):
         parts += checks(lines, part)
     return "\n\n".join(parts) + "\n"

@@ -6,10 +6,15 @@ import time
 import traceback
 
 TIME_OVER = "the part's time was over"
+LAST_LINES = 50  # of a program's output, in the line of a failure
 
 
 class CheckFailed(Exception):
-    """A result is wrong; the message says how."""
+    """A result is wrong; the message says how. `output` is what the program printed, if one failed."""
+
+    def __init__(self, message, output=""):
+        super().__init__(message)
+        self.output = output
 
 
 class Late(CheckFailed):
@@ -45,8 +50,9 @@ class Results:
             replace_text(self.path, kept)
 
     def has_passed(self, name):
-        """Whether the check passed at this commit, in this run of the part or an earlier one."""
-        return any((line["part"], line["name"], line["status"]) == (self.part, name, "passed") for line in read(self.path))
+        """Whether the check passed or measured at this commit, in this run of the part or an earlier one."""
+        return any((line["part"], line["name"]) == (self.part, name) and line["status"] in ("passed", "measured")
+                   for line in read(self.path))
 
     def left(self):
         """The number of the part's checks that still lack time."""
@@ -81,7 +87,8 @@ class Results:
         print(f"{status:8}  {self.part}: {name}{': ' if detail else ''}{detail}", flush=True)
 
     def attempt(self, name, check, *arguments, seconds=0):
-        """Calls check(*arguments), which passes unless it raises. It returns a dictionary, which goes into the line.
+        """Calls check(*arguments), which passes unless it raises. It returns a dictionary, which goes into the line; its
+        status is `measured` if the check cannot fail.
 
         The check is skipped if fewer than `seconds` are left. Returns the dictionary, or {} if the check did not pass.
         """
@@ -100,12 +107,13 @@ class Results:
             if isinstance(failure, Late) and self.seconds_left() < 1:
                 self.lack_time(name, TIME_OVER, seconds=taken)
             else:
-                self.add(name, "failed", str(failure), seconds=taken)
+                output = {"output": "\n".join(failure.output.splitlines()[-LAST_LINES:])} if failure.output else {}
+                self.add(name, "failed", str(failure), seconds=taken, **output)
         except Exception as error:  # any other error must not hide the other results
             traceback.print_exc()
             self.add(name, "failed", f"{type(error).__name__}: {error}", seconds=round(time.monotonic() - start, 1))
         else:
-            self.add(name, "passed", **found, seconds=round(time.monotonic() - start, 1))
+            self.add(name, **{"status": "passed"} | found, seconds=round(time.monotonic() - start, 1))
             return found
         return {}
 

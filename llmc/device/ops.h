@@ -73,10 +73,10 @@ struct AdamWStep {
 };
 
 // Rounds numbers to bf16 up or down at random, not to nearest. The random bits are a pure function of the seed, the
-// step and the element's index in the model (device/stochastic_rounding.h).
+// step and the element's index in the rank's part of the model (device/stochastic_rounding.h).
 struct StochasticRounding {
     std::uint64_t seed;
-    std::int64_t first_element;  // the index in the model of the buffer's first element; a multiple of 4
+    std::int64_t first_element;  // the index there of the buffer's first element; a multiple of 4
 };
 
 // The classifier caps logits x before the softmax, and adds a z-loss to its gradient.

@@ -4,7 +4,8 @@
 //
 // The random numbers are counter-based: Philox4x32-10 of the library Random123 (Salmon et al., "Parallel
 // random numbers: as easy as 1, 2, 3", 2011). An element's random bits are a pure function of the seed, the
-// step and its index in the model. They do not depend on the thread or rank that rounds it.
+// step and its index in the model as its tensor-parallel rank lays it out. They do not depend on the thread or the
+// data-parallel rank that rounds it; at another --tensor-parallel they are others.
 #pragma once
 
 #include <Random123/philox.h>

@@ -175,6 +175,7 @@ void write_checkpoint(const fs::path& folder, const std::string& run, const std:
         {"step", progress.step},
         {"samples", progress.samples},
         {"skipped_steps", progress.skipped},
+        {"skipped_in_a_row", progress.skipped_in_a_row},
         {"loss_scale", to_json(progress.loss_scale)},
         {"fp8", to_json(progress.fp8)},
         {"saved_at", std::chrono::duration_cast<std::chrono::nanoseconds>(now).count()},
@@ -232,18 +233,20 @@ fs::path save_checkpoint(const fs::path& out_dir, const std::string& run, const 
 CheckpointInfo read_checkpoint(const fs::path& directory) {
     const Json manifest = read_manifest(directory);
     try {
-        CheckpointInfo info{.directory = directory,
-                            .run = manifest.at("run"),
-                            .lineage = manifest.at("lineage"),
-                            .progress = {.step = manifest.at("step"),
-                                         .samples = manifest.at("samples"),
-                                         .skipped = manifest.value("skipped_steps", std::int64_t{0}),
-                                         .loss_scale = loss_scale_in(manifest),
-                                         .fp8 = fp8_history_in(manifest)},
-                            .configuration = manifest.at("configuration").dump(),
-                            .saved_at = manifest.at("saved_at"),
-                            .device_choices = manifest.value("device_choices", ""),
-                            .data = manifest.contains("data") ? manifest.at("data").dump() : ""};
+        CheckpointInfo info{
+            .directory = directory,
+            .run = manifest.at("run"),
+            .lineage = manifest.at("lineage"),
+            .progress = {.step = manifest.at("step"),
+                         .samples = manifest.at("samples"),
+                         .skipped = manifest.value("skipped_steps", std::int64_t{0}),
+                         .skipped_in_a_row = manifest.value("skipped_in_a_row", std::int64_t{0}),
+                         .loss_scale = loss_scale_in(manifest),
+                         .fp8 = fp8_history_in(manifest)},
+            .configuration = manifest.at("configuration").dump(),
+            .saved_at = manifest.at("saved_at"),
+            .device_choices = manifest.value("device_choices", ""),
+            .data = manifest.contains("data") ? manifest.at("data").dump() : ""};
         if (const auto validation = manifest.find("validation"); validation != manifest.end())
             info.validation = {validation->at("loss"), validation->at("windows")};
         return info;

@@ -46,6 +46,7 @@ struct Progress {
     std::int64_t step = 0;     // steps done
     std::int64_t samples = 0;  // sequences that these steps consumed
     std::int64_t skipped = 0;  // the steps of these that changed nothing, since the gradient overflowed
+    std::int64_t skipped_in_a_row = 0;  // the last of the steps
     std::optional<LossScale> loss_scale{};
     std::optional<Fp8History> fp8{};
 

@@ -1,6 +1,6 @@
 // Delayed scaling of products in 8 bits (Micikevicius et al. 2022, "FP8 formats for deep learning"): an operand is
 // scaled by the greatest magnitude that it had in the last steps. The magnitudes are those over all ranks and
-// micro-batches, so every mesh trains the same run.
+// micro-batches, so no scale depends on the mesh.
 #pragma once
 
 #include <cstdint>

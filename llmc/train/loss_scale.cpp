@@ -29,7 +29,8 @@ LossScaler::LossScaler(const Options& options)
         state_.scale = options.loss_scale.value_or(options.initial_loss_scale.value_or(first_scale(options)));
 }
 
-void LossScaler::restore(const std::optional<LossScale>& state) {
+void LossScaler::restore(const std::optional<LossScale>& state, std::int64_t skipped_in_a_row) {
+    skipped_in_a_row_ = skipped_in_a_row;
     if (is_dynamic_ && state) state_ = *state;
 }
 
@@ -42,16 +43,16 @@ void LossScaler::see_good_step() {
 }
 
 void LossScaler::see_overflow(std::int64_t step) {
-    constexpr int most_in_a_row = 10;
+    constexpr std::int64_t most_in_a_row = 10;
     ++skipped_in_a_row_;
     if (!is_dynamic_) {
-        if (skipped_in_a_row_ == most_in_a_row && is_fp8_)
+        if (skipped_in_a_row_ >= most_in_a_row && is_fp8_)
             user_error(
                 "step {}: the gradient was not finite in {} steps in a row with products in 8 bits; give "
                 "--fp8 none, or "
                 "a smaller --lr",
                 step, most_in_a_row);
-        if (skipped_in_a_row_ == most_in_a_row)
+        if (skipped_in_a_row_ >= most_in_a_row)
             user_error(
                 "step {}: the gradient overflowed in {} steps in a row at --loss-scale {}; give a smaller "
                 "one, or none, "

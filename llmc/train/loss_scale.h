@@ -23,7 +23,8 @@ class LossScaler {
     double scale() const { return static_cast<double>(state_.scale); }
     // For checkpoints; nothing if the scale is fixed or there is none.
     std::optional<LossScale> state() const { return is_dynamic_ ? std::optional(state_) : std::nullopt; }
-    void restore(const std::optional<LossScale>& state);
+    std::int64_t skipped_in_a_row() const { return skipped_in_a_row_; }
+    void restore(const std::optional<LossScale>& state, std::int64_t skipped_in_a_row);
 
     // A step that was applied.
     void see_good_step();
@@ -34,7 +35,7 @@ class LossScaler {
   private:
     bool scales_, is_dynamic_, is_fp8_;
     std::int64_t window_, hysteresis_;
-    int skipped_in_a_row_ = 0;
+    std::int64_t skipped_in_a_row_ = 0;
     LossScale state_;
 };
 

@@ -185,6 +185,7 @@ void PreparedRun::open_weights() {
     if (checkpoint) {
         require_same_options(session.world(), &options, true);
         notes_of_resume = differences(*checkpoint, options);
+        if (scales_otherwise(*checkpoint, options)) checkpoint->progress.skipped_in_a_row = 0;
         std::ranges::copy(compare_with_checkpoint(data.record, *checkpoint, options),
                           std::back_inserter(notes_of_resume));
     } else if (!options.init.empty()) {

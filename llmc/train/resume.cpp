@@ -142,7 +142,8 @@ void take_checkpoint(Options& options, const Sources& sources) {
             return std::ranges::any_of(adaptive_scale,
                                        [&](const char* other) { return now.is_given(other); });
         if (std::ranges::find(adaptive_scale, name) != adaptive_scale.end())
-            return now.is_given("loss-scale");
+            return now.is_given("loss-scale") ||
+                   (then.contains("loss-scale") && !then["loss-scale"].is_null());
         return name == "keep-best" && now.val_every == 0;
     };
     for_each_setting(options, no_group, [&](const char* name, auto& value, const Help&, const Choices&) {
@@ -335,6 +336,13 @@ std::vector<std::string> differences(const CheckpointInfo& checkpoint, const Opt
         }
     }
     return notes;
+}
+
+bool scales_otherwise(const CheckpointInfo& checkpoint, const Options& options) {
+    const auto now = to_json(options), then = nlohmann::ordered_json::parse(checkpoint.configuration);
+    return std::ranges::any_of(std::array{"dtype", "fp8", "loss-scale"}, [&](const char* name) {
+        return then.contains(name) && then[name] != now[name];
+    });
 }
 
 namespace {

@@ -51,6 +51,10 @@ void require_same_model(const CheckpointInfo& checkpoint, const Options& options
 // for each other setting that changes how training continues.
 std::vector<std::string> differences(const CheckpointInfo& checkpoint, const Options& options);
 
+// Whether the run scales its gradients otherwise than the checkpoint's. That one's skipped steps in a row say nothing
+// about this one then.
+bool scales_otherwise(const CheckpointInfo& checkpoint, const Options& options);
+
 // Whether all ranks are at the same step.
 bool is_same_step(Communicator& world, std::int64_t step);
 // Throws UserError if they are not, as happens if they do not see the same files.

@@ -222,6 +222,7 @@ StepMetrics Trainer::train_step(TrainingBatches& batches) {
     progress_.step += 1;
     progress_.samples += plan_.global_sequences();
     progress_.skipped += is_skipped ? 1 : 0;
+    progress_.skipped_in_a_row = scaler_.skipped_in_a_row();
     progress_.loss_scale = scaler_.state();
     if (fp8_.is_delayed() && !is_skipped) {
         fp8_.see(executor_.recorded_amax());
@@ -442,7 +443,7 @@ ForwardPasses Trainer::forward_passes(
 void Trainer::resume(const CheckpointInfo& checkpoint) {
     load_checkpoint(checkpoint, store_, transfer_, plan_.spec.trains);
     progress_ = checkpoint.progress;
-    scaler_.restore(progress_.loss_scale);
+    scaler_.restore(progress_.loss_scale, progress_.skipped_in_a_row);
     progress_.loss_scale = scaler_.state();
     step_before_run_ = progress_.step;
     has_checkpoint_ = true;

@@ -1,9 +1,11 @@
 """--dtype fp16 and its loss scaling."""
 
 import json
+import re
 
 import pytest
 
+import old_checkpoint
 import program
 import safetensors_numpy
 
@@ -93,6 +95,25 @@ def test_a_fixed_scale_ends_at_the_tenth_overflow(tmp_path):
     result = program.run(f"--out-dir={tmp_path}", *SMALL, *ALIKE, "--sample-tokens=0", "--loss-scale=1152921504606846976", check=False)
     assert result.returncode == 1 and "step 10: the gradient overflowed in 10 steps in a row at --loss-scale" in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_skipped_steps_in_a_row_count_across_a_resume(tmp_path):
+    """Those of another scale do not count, nor those of checkpoints that do not tell them."""
+    run = [f"--out-dir={tmp_path}", "--sample-tokens=0", "--steps=30"]
+    program.run(*run, *SMALL, *ALIKE, "--loss-scale=1152921504606846976", "--steps=6")
+    manifest = tmp_path / "checkpoint-00000006/manifest.json"
+
+    def last_step(*options):
+        result = program.run(*run, f"--resume={manifest.parent}", *options, check=False)
+        assert result.returncode == 1
+        return int(re.search(r"step (\d+): the gradient overflowed in 10 steps in a row", result.stderr)[1])
+
+    assert last_step() == 10
+    assert last_step("--loss-scale=576460752303423488") == 16
+    told = json.loads(manifest.read_text())
+    assert told.pop("skipped_in_a_row") == told["skipped_steps"] == 6
+    manifest.write_text(json.dumps(old_checkpoint.sealed(told), indent=2, ensure_ascii=False) + "\n")
+    assert last_step() == 16
 
 
 def test_the_loss_is_that_of_fp32(tmp_path):

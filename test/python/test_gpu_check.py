@@ -18,9 +18,11 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("BUILD_DIR", ROOT / "build"))
 SIMULATED = [BUILD / "test" / name for name in ("train_gpt-plain", "model_probe-plain", "kernels-thread")]
 PATIENCE = float(os.environ.get("PATIENCE", 1))
+ALGORITHMS = "algorithms of cuBLASLt for GPT-2 124M"
 
 sys.path.insert(0, str(ROOT / "dev/gpu"))
 import part_bench  # noqa: E402
+import part_first  # noqa: E402
 import results  # noqa: E402
 
 
@@ -89,7 +91,7 @@ def bare(tmp_path_factory):
 def test_runs_where_only_python_is(simulated, bare):
     """Without PyTorch, MPI, and everything that the programs were built with."""
     bare.show(simulated, "/bundle")
-    run = bare.run("/bundle/gpu_check model bench --tiny --results /tmp/results", 200 * PATIENCE)
+    run = bare.run("/bundle/gpu_check first model bench --tiny --results /tmp/results", 200 * PATIENCE)
     assert run.returncode == 0, run.stdout + run.stderr
     found = by_name(bare.root / "tmp/results")
     failed = [line for line in found.values() if line["status"] == "failed"]
@@ -98,7 +100,8 @@ def test_runs_where_only_python_is(simulated, bare):
     assert {"4 steps twice, bit for bit, flash attention", "stopped after 2 steps and resumed, bit for bit, flash attention",
             "4 steps on 2 NCCL ranks that share the GPU, fp32", "4 steps against the CPU device, bf16",
             "4 steps of each schedule of a pipeline of 2 NCCL ranks, bit for bit, bf16", "tiny, turn 2, train_gpt, flash attention"} <= passed
-    assert found["loss and gradients against PyTorch, bf16"]["detail"] == "python3 has no PyTorch here"
+    for name in "loss and gradients against PyTorch, bf16", "te-fp8 against the CPU device":
+        assert found[name]["detail"] == "python3 has no PyTorch here"
     assert "train_gpt on a simulated GPU" in (bare.root / "tmp/results/gpu.md").read_text()
     assert json.loads((bare.root / "tmp/results/gpu.json").read_text())["rates"]
 
@@ -146,7 +149,7 @@ def test_arguments_come_before_what_is_missing(simulated, tmp_path):
     assert helped.returncode == 0 and helped.stderr == "" and "--minutes" in helped.stdout
     wrong = check(bundle, "foo", **environment)
     assert wrong.returncode == 2 and wrong.stderr.endswith(
-        "error: there is no part foo; there are kernels, model, bench, lab\n")
+        "error: there is no part foo; there are first, kernels, model, bench, lab\n")
     for arguments, what in (["run"], "run takes a program"), (["run", "foo"], "there is no program foo"):
         wrong = check(bundle, *arguments, **environment)
         assert (wrong.returncode, wrong.stderr) == (2, f"error: {what}; there are kernels, model_probe, train_gpt\n")
@@ -232,7 +235,7 @@ esac""")
     failed = {name for name, line in found.items() if line["status"] == "failed"}
     assert failed == set(found) - {"machine"} - {name for name in found if "cudnn" in name or "te-fp8" in name}
     assert f"{len(failed)} failed" in (tmp_path / "results/gpu.md").read_text()
-    assert run.stdout.splitlines()[-1].endswith(f"; {len(failed)} failed")
+    assert run.stdout.splitlines()[-2].endswith(f"; {len(failed)} failed")
 
 
 def plant(bundle, program, change):
@@ -242,6 +245,42 @@ def plant(bundle, program, change):
     before, after = ("", change) if change.startswith("|") else (change, "")
     path.write_text(f'#!/bin/sh{before}\n{"" if after else "exec "}{bundle}/bin/right_{program} "$@" {after}\n')
     path.chmod(0o755)
+
+
+def test_the_first_checks(simulated, tmp_path):
+    """On two GPUs that multiply in 8 bits."""
+    pytest.importorskip("torch")
+    run = check(simulated, "first", "--tiny", "--results", tmp_path / "results", SIMT_CHIP="90", SIMT_GPUS="2")
+    assert run.returncode == 0, run.stdout + run.stderr
+    found = by_name(tmp_path / "results")
+    assert set(found) == {"machine", *part_first.CHECKS}
+    measured = {name for name, line in found.items() if line["status"] == "measured"}
+    assert measured == {"machine", ALGORITHMS, "NCCL_MAX_CTAS=32, two pipeline stages on two GPUs"}
+    assert {line["status"] for line in found.values()} == {"measured", "passed"}
+    assert (found[ALGORITHMS]["failing"], found[ALGORITHMS]["varying"]) == (0, 0)
+
+
+def test_the_first_checks_go_on_whatever_fails(copy, tmp_path):
+    """A module ends the process of a check, one program crashes, and another one hangs. One file tells all."""
+    module = tmp_path / "modules/torch/__init__.py"
+    module.parent.mkdir(parents=True)
+    module.write_text("import os\nprint('torch crashes', flush=True)\nos.abort()\n")
+    plant(copy, "train_gpt", """
+case "$*" in
+    *steps=2*) echo 'note: cuBLASLt offered 3 algorithms that failed, and 1'; echo '  that gave other bits each time; they are left out' ;;
+    *out-dir=*/ranks-2*) echo 'it hangs'; exec sleep 1000 ;;
+    *offload-optimizer=cpu*) echo 'it crashes'; kill -SEGV $$ ;;
+esac""")
+    run = check(copy, "first", "--tiny", f"--minutes={0.75 * PATIENCE}", "--results", tmp_path / "results", PYTHONPATH=str(module.parents[1]))
+    file = tmp_path / "results/gpu.jsonl"
+    assert (run.returncode, run.stderr) == (1, "") and run.stdout.splitlines()[-1] == f"to send back: {file}"
+    found = by_name(file.parent)
+    fp8, algorithms, ptx, stages, _, offload = (found[name] for name in part_first.CHECKS)
+    assert (fp8["status"], fp8["detail"]) == ("failed", "the check ended with status -6") and "torch crashes" in fp8["output"]
+    assert (algorithms["failing"], algorithms["varying"]) == (3, 1)
+    assert ptx["status"] == "passed" and ptx["tests"] > 10
+    assert stages["status"] == "failed" and "was ended after" in stages["detail"] and "it hangs" in stages["output"]
+    assert offload["status"] == "failed" and "it crashes" in offload["output"]
 
 
 @pytest.mark.parametrize("said, fits", [
@@ -343,4 +382,4 @@ def test_a_part_ends_when_its_time_is_over(copy, tmp_path):
     cut = found["4 steps twice, bit for bit, flash attention"]
     assert (cut["status"], cut["detail"]) == ("skipped", results.TIME_OVER)
     left = sum(line["detail"].startswith(results.TIME_OVER) for line in found.values())
-    assert run.stdout.splitlines()[-1].endswith(f"; 0 failed, {left} lacked the time: run it again, and they come first")
+    assert run.stdout.splitlines()[-2].endswith(f"; 0 failed, {left} lacked the time: run it again, and they come first")

@@ -12,6 +12,7 @@ import kernel_times  # noqa: E402
 import machine  # noqa: E402
 import main  # noqa: E402
 import part_bench  # noqa: E402
+import part_first  # noqa: E402
 import part_kernels  # noqa: E402
 import part_lab  # noqa: E402
 import part_model  # noqa: E402
@@ -59,6 +60,16 @@ def test_a_trainer_that_hangs_is_told(monkeypatch, tmp_path):
     monkeypatch.setattr(programs, "TRAIN_GPT", slow)
     monkeypatch.setattr(main, "TRAINER_SECONDS", 1)
     assert main.no_gpu() == "train_gpt was ended after 1 s; does nvidia-smi answer?"
+
+
+def test_a_check_of_its_own_process_that_hangs_is_ended(monkeypatch, tmp_path):
+    script = tmp_path / "hangs.py"
+    script.write_text("import time\nprint('it hangs', flush=True)\ntime.sleep(1000)\n")
+    monkeypatch.setattr(part_first, "__file__", str(script))
+    monkeypatch.setattr(part_first, "GRACE_SECONDS", 2)
+    with pytest.raises(results.Late, match="the check was ended after 1 s") as late:
+        part_first.alone("te-fp8 against the CPU device", True, 1)
+    assert late.value.output == "it hangs\n"
 
 
 def test_a_part_goes_on_where_it_stopped(tmp_path):
@@ -282,6 +293,7 @@ def test_what_is_done_on_a_gpu():
     model, bench = part_model.Extent(tiny=False), part_bench.Extent(tiny=False)
     assert (model.fp32_steps, model.bf16_steps, model.long_steps, model.ranks) == (20, 5, 200, [2, 4])
     assert (bench.T, bench.V, bench.turns, bench.device, [*bench.models]) == (1024, 50304, 2, "cuda", ["124M", "1558M", "350M", "774M"])
+    assert {"--model=gpt2", "--micro-batch-size=4", "--global-batch-tokens=8192"} <= set(part_first.gpt2(model, 2))
     assert {"Ptx*", *(f"{operation}*" for operation in ("AttentionForward", "AttentionBackward", "Matmul", "LayerNormBackward",
                                                          "BiasGradient", "Classifier"))} <= set(part_kernels.SANITIZED)
 

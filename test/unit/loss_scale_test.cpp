@@ -71,7 +71,7 @@ TEST(LossScale, FollowsItsModelThroughSavesAndResumes) {
             const auto saved = scaler.state();
             if (step % 100 == 0) {
                 scaler = LossScaler(options);
-                scaler.restore(saved);
+                scaler.restore(saved, scaler.skipped_in_a_row());
             }
         }
     }
@@ -94,6 +94,24 @@ TEST(LossScale, StopsWhereItCannotShrink) {
     EXPECT_THROW(fixed.see_overflow(10), UserError);
     EXPECT_EQ(fixed.scale(), 1024);
     EXPECT_FALSE(fixed.state());
+}
+
+TEST(LossScale, CountsSkippedStepsAcrossAResume) {
+    Options fixed = fp16(), in_8_bits;
+    fixed.loss_scale = 1024;
+    in_8_bits.dtype = "bf16";
+    in_8_bits.fp8 = "delayed";
+    in_8_bits.global_batch_tokens = 3000;
+    for (const Options& options : {fixed, in_8_bits}) {
+        LossScaler before(options), after(options);
+        for (int step = 1; step <= 6; ++step) before.see_overflow(step);
+        EXPECT_EQ(before.skipped_in_a_row(), 6);
+        after.restore(before.state(), before.skipped_in_a_row());
+        for (int step = 7; step <= 9; ++step) after.see_overflow(step);
+        EXPECT_THROW(after.see_overflow(10), UserError);
+        after.see_good_step();
+        EXPECT_EQ(after.skipped_in_a_row(), 0);
+    }
 }
 
 // ---- a step of a whole model

@@ -94,8 +94,8 @@ class ParameterStore {
     std::int64_t elements(int unit) const { return layout(unit).padded_elements(sharding_.ranks()); }
     ElementRange shard(int unit, int shard) const;
     ElementRange updated(int unit) const;
-    // The number in the whole model of an element of a unit, and of the first that this rank updates. It does not
-    // depend on the number of data-parallel ranks.
+    // The number of an element of a unit in the model as this tensor-parallel rank lays it out, with all stages; and of
+    // the first that this rank updates. It does not depend on the number of data-parallel ranks.
     std::int64_t element_number(int unit, std::int64_t element) const;
     std::int64_t first_element(int unit) const { return element_number(unit, updated(unit).begin); }
     // This rank's shard of a flat buffer: of a unit's elements, or of one number per norm block of the unit.
