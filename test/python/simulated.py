@@ -13,6 +13,7 @@ import refused
 PLAIN, ADDRESS = (str(pathlib.Path(program.ROOT, program.BUILD, "test", f"train_gpt-{kind}")) for kind in ("plain", "address"))
 AT_ONCE = min(4, len(os.sched_getaffinity(0)))
 SECONDS = 100 * program.PATIENCE
+FIRST_SEED = int(os.environ.get("SIMULATED_FIRST_SEED", 0))  # added to every seed: 1 makes the even ones odd
 
 
 def require(paths=(PLAIN,)):
@@ -31,7 +32,7 @@ def at_once(*calls):
 def command_of(executable, options, folder, ranks, seed=0, variables=None):
     """The command line and its environment. Each rank has a GPU."""
     command = [executable, *map(str, options)]
-    environment = {**refused.ENVIRONMENT, "SIMT_SEED": str(seed), "SIMT_GPUS": str(ranks),
+    environment = {**refused.ENVIRONMENT, "SIMT_SEED": str(FIRST_SEED + seed), "SIMT_GPUS": str(ranks),
                    # Freed memory changes, so that a copy which has yet to read it is seen.
                    "MALLOC_PERTURB_": "165",
                    # Open MPI itself leaks memory.

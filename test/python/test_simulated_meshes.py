@@ -11,7 +11,7 @@ import simulated
 from program import digest, write_token_file
 from reference_gpt2 import SWITCHES_OFF
 from simulated import at_once, train
-from simulated_experiment import CPU, SIZES, Experiment, cached, results
+from simulated_experiment import CPU, SIZES, Experiment, cached, counted, results
 
 simulated.require()
 
@@ -124,3 +124,30 @@ def test_a_mesh_without_biases_and_with_a_head_of_its_own_follows_the_cpu_device
                            for i, (ranks, mesh) in enumerate(meshes)))
     for run, mesh in zip(runs, meshes):
         assert np.abs(np.array(run.losses) - cpu.losses).max() <= model_bounds.LOSS_FP32, mesh
+
+
+@pytest.mark.parametrize("ranks, options", [
+    (2, ["--dtype=bf16", "--zero-stage=2", "--micro-batch-size=1", "--reduce-every=micro-batch"]),
+    (2, ["--dtype=bf16", "--pipeline-parallel=2", "--pipeline-schedule=zb-h1", "--micro-batch-size=1"]),
+    (4, ["--dtype=bf16", "--pipeline-parallel=2", "--tensor-parallel=2", "--zero-stage=1"]),
+    (2, ["--dtype=fp16", "--offload-optimizer=cpu", "--zero-stage=3"]),
+    (2, ["--dtype=bf16", "--moments-dtype=8bit", "--master-dtype=none"]),
+    (2, ["--precision=te-fp8", "--tensor-parallel=2"])],
+    ids=["ZeRO", "stages", "stages that share layers", "offload", "small state", "fp8"])
+def test_nothing_is_loaded_beside_collectives(ranks, options, experiment, seed, tmp_path):
+    """A first launch may wait for all work of the GPU, and so for a collective that waits for another rank. The code of all that
+    steps, validation and samples launch is loaded before."""
+    if "--precision=te-fp8" in options:
+        experiment = Experiment(tmp_path, seed, dataclasses.replace(SIZES, channels=32))
+    run, counts = counted(tmp_path, *experiment.options(*options, steps=3), "--val-data", experiment.validation, "--val-every=1",
+                          "--sample-every=1", "--sample-tokens=3", "--prompt=5 6 7", ranks=ranks, variables={"SIMT_CHIP": "90"})
+    assert [count.get("first launches beside NCCL") for count in counts] == [None] * ranks
+    assert any(count["multiprocessors"]["mean held"] > 0 for count in counts)  # there are collectives
+
+
+def test_pairs_of_stages_leave_the_multiprocessors_to_kernels(seed, tmp_path):
+    """A middle stage has four pairs, whose receives spin until their peers send. By default each may hold 32 multiprocessors."""
+    experiment = Experiment(tmp_path, seed, dataclasses.replace(SIZES, layers=4))
+    _, counts = counted(tmp_path, *experiment.options("--dtype=bf16", "--pipeline-parallel=4", "--micro-batch-size=1", steps=2), ranks=4)
+    wanted = [count["multiprocessors"]["most wanted"] for count in counts]
+    assert max(wanted) <= 4 * 4 + 32 and any(count["multiprocessors"]["mean held"] > 0 for count in counts)  # and one collective
