@@ -36,9 +36,11 @@ def test_follows_the_cpu(wide, seed, tmp_path):
         wide.weights, wide.sizes, [wide.tokens] * STEPS, (1,), False, draws=6,
         generator=torch.Generator().manual_seed(seed), lr=1e-3, weight_decay=0.1, betas=(0.9, 0.95), grad_clip=0.5)
     meshes = [(1, []), (2, ["--zero-stage=3"]), (2, ["--tensor-parallel=2", "--sequence-parallel"])]
-    cpu, *gpus = at_once(functools.partial(train, tmp_path / "cpu", *wide.options(*FP8, "--device=cpu"), executable=CPU),
+    cpu, level, *gpus = at_once(functools.partial(train, tmp_path / "cpu", *wide.options(*FP8, "--device=cpu"), executable=CPU),
+                         on_gpus(tmp_path / "level", wide, ["--precision=te-fp8"]),
                          *(on_gpus(tmp_path / str(n), wide, [*FP8, *options], ranks) for n, (ranks, options) in enumerate(meshes)))
     assert cpu.losses[0] - cpu.losses[-1] > 10 * bound
+    assert level.losses == gpus[0].losses
     for (_, options), gpu in zip(meshes, gpus):
         difference = np.abs(np.array(gpu.losses) - cpu.losses).max()
         print(f"{' '.join(options)}: largest difference of the loss {difference:.2e}, {bound:.2e} allowed")
