@@ -296,10 +296,11 @@ $(BUILD)/test/unit: $(call objects,$(UNIT_SOURCES) $(filter %/timed_ops.cpp,$(BE
 $(BUILD)/test/mpi: $(call objects,$(MPI_SOURCES)) $(LIBRARY) $(NO_GPU_OBJECTS) $(BUILD)/mpi.txt
 $(MPI_TOOLS): $(BUILD)/test/tools/%: $(BUILD)/objects/test/mpi/tools/%.o $(LIBRARY) $(NO_GPU_OBJECTS)
 $(PROBES): $(BUILD)/test/probe/%: $(BUILD)/objects/test/probe/%.o $(LIBRARY)
-$(filter-out %/model_probe,$(PROBES)): $(NO_GPU_OBJECTS)
-# The probe that also runs on a GPU.
-$(filter %/model_probe,$(PROBES)): $(GPU_OBJECTS)
-$(filter %/model_probe,$(PROBES)): LIBRARIES += $(GPU_LIBRARIES)
+# The probes that also run on a GPU.
+PROBES_ON_GPU := $(filter %/model_probe %/op_check,$(PROBES))
+$(filter-out $(PROBES_ON_GPU),$(PROBES)): $(NO_GPU_OBJECTS)
+$(PROBES_ON_GPU): $(GPU_OBJECTS)
+$(PROBES_ON_GPU): LIBRARIES += $(GPU_LIBRARIES)
 $(BUILD)/test/unit: LIBRARIES += -lgtest_main -lgtest
 $(BUILD)/test/mpi: LIBRARIES += -lgtest
 $(BENCH): $(call objects,$(BENCH_SOURCES)) $(LIBRARY) $(NO_GPU_OBJECTS) $(BUILD)/bench.txt

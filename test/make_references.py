@@ -15,37 +15,12 @@ FOLDER = TEST / "reference"
 sys.path.insert(0, str(TEST / "python"))
 
 import model_bounds
-import op_cases
 import reference_model
 import safetensors_numpy
 from reference_gpt2 import GPT2
 from reference_llama import Llama, Nanochat
 
 SEED = 1
-
-
-def write_ops(folder):
-    """Writes ops_NAME.safetensors for every operation: the small cases of op_cases.py.
-
-    The k-th case in a dtype has operands DTYPE.k/input/..., exact results DTYPE.k/expected/... and the largest
-    allowed error of each element, DTYPE.k/bound/... (absent if the result must be exact).
-    """
-    paths = []
-    for op, operation in op_cases.OPERATIONS.items():
-        tensors = {}
-        for dtype in operation.dtypes:
-            for k, case in enumerate(op_cases.make_cases(op, dtype, SEED, only_small=True)):
-                for name, array in case.inputs.items():
-                    tensors[f"{dtype}.{k}/input/{name}"] = in_fp32_if_exact(array)
-                for name, array in case.expected.items():
-                    tensors[f"{dtype}.{k}/expected/{name}"] = array
-                    bound = case.bounds[name]
-                    if bound.any():
-                        # Rounded to fp32, upwards.
-                        tensors[f"{dtype}.{k}/bound/{name}"] = (bound * (1 + 2.0**-23)).astype(np.float32)
-        paths.append(folder / f"ops_{op}.safetensors")
-        safetensors_numpy.save(paths[-1], tensors)
-    return paths
 
 
 # {name: (model, batch)}: two of GPT-2, and one of each other model_type, small enough for a file of some hundred kilobytes.
@@ -101,7 +76,7 @@ def in_fp32_if_exact(array):
     return short if np.array_equal(short, array, equal_nan=True) else array
 
 
-REFERENCES = {"ops": write_ops, "models": write_models}
+REFERENCES = {"models": write_models}
 
 
 def main():

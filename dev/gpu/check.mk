@@ -39,10 +39,10 @@ bundle: deps  ## a folder that runs `gpu-check` on a machine with a GPU, CUDA's 
 	@$(MAKE) $(in_parallel) $(BUNDLE_PROGRAMS) $(BUILD)/gpu/kernels $(if $(CUPTI),$(PROFILER))
 	@dev/gpu/bundle.sh $(BUILD)/bundle $(PROFILER) $(BUNDLE_PROGRAMS) $(BUILD)/gpu/kernels
 
-# The probe on the tests' simulated CUDA runtime, like the trainer (test/simt/runtime.mk).
+# The probes on the tests' simulated CUDA runtime, like the trainer (test/simt/runtime.mk has op_check-%).
 SIMULATED_PROBES := $(patsubst %,$(BUILD)/test/model_probe-%,$(filter plain,$(RUNTIME_KINDS)))
 define simulated_probe
-$(BUILD)/test/model_probe-$(1): $(BUILD)/objects/test/probe/model_probe.o $(call simt_objects,$(1),$(SIMT_SOURCES) \
+$(BUILD)/test/model_probe-$(1) $(BUILD)/test/op_check-$(1): $(BUILD)/test/%-$(1): $(BUILD)/objects/test/probe/%.o $(call simt_objects,$(1),$(SIMT_SOURCES) \
     $(RUNTIME_SOURCES) $(SIMULATED_CUDA)) $(LIBRARY) $(BUILD)/library.txt $(BUILD)/link.txt $(BUILD)/kernels.txt $(BUILD)/runtime.txt
 	$$(link_simt) $(CHECKS_$(1)) $$(filter %.o,$$^) $$(LIBRARIES) -lboost_context -o $$@
 endef

@@ -281,7 +281,8 @@ class Ops {
     // With write_dlogits the logits are overwritten with
     //   dlogits_nv = (softmax_nv (1 + 2 z lse_n) - [v = target_n]) scale (1 - (y_nv/cap)^2)
     // and with 0 in ignored rows and in the columns from `vocabulary` on. Ignored rows have loss 0. The loss
-    // leaves the z-loss out. Without a cap, y is x and the last factor is 1.
+    // leaves the z-loss out. Without a cap, y is x and the last factor is 1. (On GPUs exp(a - b) is
+    // 2^(log2(e) a - log2(e) b), here and below: an error of u times the greatest |y|.)
     //   logits X (N,Vp) in place, losses fp32 (N), targets int32 (N)
     virtual void fused_classifier(const Tensor& logits, const Tensor& losses, const Tensor& targets,
                                   std::int64_t vocabulary, float scale, bool write_dlogits,

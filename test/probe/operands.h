@@ -14,12 +14,14 @@
 #include <cstring>
 #include <deque>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "llmc/core/memory_layout.h"
 #include "llmc/core/tensor.h"
+#include "llmc/device/cuda/workspace.h"
 #include "llmc/device/device.h"
 #include "llmc/device/ops.h"
 
@@ -50,6 +52,7 @@ inline std::vector<std::byte> encode(const std::vector<double>& values, DType dt
         if (dtype == DType::fp16) put(to_float16(static_cast<float>(x)));
         if (dtype == DType::fp64) put(x);
         if (dtype == DType::int32) put(static_cast<std::int32_t>(x));
+        if (dtype == DType::uint8) put(static_cast<std::uint8_t>(x));
     }
     return bytes;
 }
@@ -68,6 +71,7 @@ inline std::vector<double> decode(const std::vector<std::byte>& bytes, DType dty
         if (dtype == DType::fp16) x = to_float(get(float16{}));
         if (dtype == DType::fp64) x = get(double{});
         if (dtype == DType::int32) x = get(std::int32_t{});
+        if (dtype == DType::uint8) x = get(std::uint8_t{});
     }
     return values;
 }
@@ -141,12 +145,39 @@ class GuardedTensor {
     Tensor tensor_;
 };
 
+// The workspace of many calls, one after another. Each finds NaN in it, except in the part of a GPU's matrix products,
+// which is large.
+class Workspace {
+  public:
+    explicit Workspace(Device& device)
+        : device_(device), kept_(device.kind() == DeviceKind::cuda ? cuda::product_workspace_bytes : 0) {}
+
+    Tensor prepare(std::size_t bytes) {
+        if (!memory_ || memory_->tensor().bytes() < bytes) {
+            memory_.reset();
+            memory_.emplace(device_, DType::uint8, Shape{static_cast<std::int64_t>(bytes)},
+                            std::vector(bytes, std::byte{0xff}));
+        } else if (bytes > kept_) {
+            const std::vector<std::byte> garbage(bytes - kept_, std::byte{0xff});
+            device_.upload(memory_->tensor().flat(static_cast<std::int64_t>(kept_), std::ssize(garbage)),
+                           garbage.data());
+        }
+        return memory_->tensor();
+    }
+    bool guards_are_whole() const { return !memory_ || memory_->guards_are_whole(); }
+
+  private:
+    Device& device_;
+    std::size_t kept_;
+    std::optional<GuardedTensor> memory_;
+};
+
 // Built from the inputs of a call, with the names and dtypes of ops.h. Throws a UserError if an input is
 // missing or holds a number that its dtype cannot represent.
 class Operands {
   public:
-    Operands(Device& device, DType dtype, const HostTensors& inputs)
-        : X(dtype), device_(device), inputs_(inputs) {}
+    Operands(Device& device, DType dtype, const HostTensors& inputs, Workspace& workspace)
+        : X(dtype), device_(device), inputs_(inputs), workspace_(workspace) {}
 
     const DType X;  // the compute dtype
 
@@ -179,15 +210,14 @@ class Operands {
     }
 
     void provide_workspace(const WorkspaceRequest& request) {
-        const std::size_t bytes = device_.sizes().workspace_bytes(request);
-        const auto floats = static_cast<std::int64_t>((bytes + sizeof(float) - 1) / sizeof(float));
-        device_.ops().set_workspace(scratch("the workspace", DType::fp32, {floats}));
+        device_.ops().set_workspace(workspace_.prepare(device_.sizes().workspace_bytes(request)));
     }
 
     // Everything that the operation wrote. Must be called once, after the operation.
     HostTensors results() {
         device_.synchronize();
         device_.ops().set_workspace({});
+        if (!workspace_.guards_are_whole()) programming_error("the operation wrote outside of the workspace");
         HostTensors results;
         for (const Operand& operand : operands_) {
             if (!operand.memory.guards_are_whole())
@@ -247,6 +277,7 @@ class Operands {
 
     Device& device_;
     const HostTensors& inputs_;
+    Workspace& workspace_;
     std::deque<Operand> operands_;  // growing does not move its elements
 };
 

@@ -14,6 +14,9 @@
 //   copy                the dtype is that of both, any
 //   fill                the dtype is out's, any; `out` is an input for its shape
 //   quantise            e5m2 = 1: the format is E5M2, not E4M3
+//   quantise_to_bytes   e5m2 as there; without_plain or without_transposed = 1
+//   fp8_matmul_...      bytes as numbers: NAME, NAME_transposed and NAME_inverse of `in`, `weight` and `dout`; for din
+//                       and dweight those that they need
 //   on heads            head_calls.h
 //   adamw               several steps from 1: gradients (steps, n), norm_squared (steps), learning_rate
 //                       (steps); segments (count, 3) of begin, end, weight_decay; the other inputs as in ops.h.
@@ -218,7 +221,10 @@ inline void global_norm_squared(Operands& o, Ops& ops) {
                             o.in("x", o.X));
 }
 
-inline void sum(Operands& o, Ops& ops) { ops.sum(o.in_out("out", fp64), o.in("x", fp32)); }
+inline void sum(Operands& o, Ops& ops) {
+    o.provide_workspace(rows_request(fp32, {1, 8}));
+    ops.sum(o.in_out("out", fp64), o.in("x", fp32));
+}
 
 inline std::vector<AdamWSegment> segments_of(const std::vector<double>& table) {
     std::vector<AdamWSegment> segments;
@@ -230,6 +236,7 @@ inline std::vector<AdamWSegment> segments_of(const std::vector<double>& table) {
 
 inline void adamw(Operands& o, Ops& ops) {
     const auto number = [&](std::string_view name) { return o.scalar(name); };
+    o.provide_workspace(rows_request(o.X, {1, 8}));
     const Tensor master = o.in_out("master", fp32);
     const Tensor parameters = o.X == fp32 ? master : o.in_out("parameters", o.X);
     const Tensor m = o.in_out("m", fp32);
@@ -294,6 +301,39 @@ inline void quantise(Operands& o, Ops& ops) {
                  o.has("e5m2") ? Fp8::e5m2 : Fp8::e4m3);
 }
 
+inline constexpr DType uint8 = DType::uint8;
+
+inline void quantise_to_bytes(Operands& o, Ops& ops) {
+    const Shape& x = o.shape("x");
+    const Tensor plain = o.flag("without_plain") ? Tensor{} : o.out("plain", uint8, x);
+    const Tensor transposed =
+        o.flag("without_transposed") ? Tensor{} : o.out("transposed", uint8, {x[1], x[0]});
+    ops.quantise_to_bytes({plain, transposed, o.out("inverse", fp32, {1})}, o.in("x", o.X),
+                          o.in("amax", fp32), o.flag("e5m2") ? Fp8::e5m2 : Fp8::e4m3);
+}
+
+// NAME, NAME_transposed and NAME_inverse, of which a product needs some.
+inline Fp8Copies copies_in(Operands& o, const std::string& name) {
+    return {o.in_if_given(name, uint8), o.in_if_given(name + "_transposed", uint8),
+            o.in_if_given(name + "_inverse", fp32)};
+}
+
+inline void fp8_matmul_forward(Operands& o, Ops& ops) {
+    const Shape out = with_last(o.shape("in"), o.shape("weight")[0]);
+    o.provide_workspace(rows_request(o.X, o.shape("in"), out.last()));
+    ops.fp8_matmul_forward(o.out("out", o.X, out), copies_in(o, "in"), copies_in(o, "weight"),
+                           o.in_if_given("bias", o.X),
+                           o.flag("with_gelu") ? o.out("pre_gelu", o.X, out) : Tensor{});
+}
+
+inline void fp8_matmul_backward(Operands& o, Ops& ops) {
+    Tensor din;
+    if (o.has("dout")) din = o.out("din", o.X, with_last(o.shape("dout"), o.shape("weight_transposed")[0]));
+    o.provide_workspace(rows_request(o.X, {1, 8}));
+    ops.fp8_matmul_backward(din, o.in_out_if_given("dweight", fp32), copies_in(o, "dout"), copies_in(o, "in"),
+                            copies_in(o, "weight"), o.in_if_given("pre_gelu", o.X));
+}
+
 inline void all_finite(Operands& o, Ops& ops) { ops.all_finite(o.out("flag", int32, {1}), o.in("x", o.X)); }
 
 }  // namespace calls
@@ -341,18 +381,36 @@ inline const std::map<std::string, Call, std::less<>>& all_calls() {
         {"accumulate", calls::accumulate},
         {"amax", calls::amax},
         {"quantise", calls::quantise},
+        {"quantise_to_bytes", calls::quantise_to_bytes},
+        {"fp8_matmul_forward", calls::fp8_matmul_forward},
+        {"fp8_matmul_backward", calls::fp8_matmul_backward},
         {"all_finite", calls::all_finite}};
     return table;
 }
 
-// Calls the operation `op` with X = `dtype` and returns everything it wrote. Throws a UserError if there is
-// no such operation or an input does not fit it.
-inline HostTensors run_op(Device& device, std::string_view op, DType dtype, const HostTensors& inputs) {
+// The call threw: the device lacks it, or an input does not fit it.
+class Refused : public std::runtime_error {
+  public:
+    using std::runtime_error::runtime_error;
+};
+
+// Calls the operation `op` with X = `dtype` and returns everything it wrote. Throws Refused, and a UserError if there
+// is no such operation.
+inline HostTensors run_op(Device& device, std::string_view op, DType dtype, const HostTensors& inputs,
+                          Workspace& workspace) {
     const auto call = all_calls().find(op);
     if (call == all_calls().end()) user_error("there is no operation {}", op);
-    Operands operands(device, dtype, inputs);
-    call->second(operands, device.ops());
+    Operands operands(device, dtype, inputs, workspace);
+    try {
+        call->second(operands, device.ops());
+    } catch (const std::exception& why) {
+        throw Refused(why.what());
+    }
     return operands.results();
+}
+inline HostTensors run_op(Device& device, std::string_view op, DType dtype, const HostTensors& inputs) {
+    Workspace workspace(device);
+    return run_op(device, op, dtype, inputs, workspace);
 }
 
 }  // namespace llmc::probe

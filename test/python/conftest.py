@@ -51,16 +51,6 @@ def seed(request):
     return request.config.seed
 
 
-@pytest.fixture(scope="session")
-def op_probe():
-    """The program that runs one operation (test/probe/op_probe.cpp)."""
-    build = REPOSITORY / os.environ.get("BUILD_DIR", "build")
-    folder = pathlib.Path(os.environ.get("TEST_PROGRAMS", build / "test"))
-    programs = sorted(folder.glob("*/op_probe"))
-    assert programs, f"{folder} has no op_probe: `make test-programs` builds it"
-    return programs[0]
-
-
 @pytest.fixture
 def parquet_of_lines(tmp_path, monkeypatch):
     """Makes scripts find PARQUET_OF_LINES as pyarrow. Returns a function that makes such a file."""

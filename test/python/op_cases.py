@@ -19,6 +19,7 @@ from reference_ops import (
     GELU_HUGE_VALUES, GELU_VALUES, classifier_from_statistics,
     classifier_statistics, encoder_backward, encoder_forward, fused_classifier, fused_residual_layernorm_forward, gelu_backward, gelu_forward, layernorm_backward,
     layernorm_forward, matmul_backward, matmul_forward)
+from reference_fp8 import fp8_matmul_backward, fp8_matmul_forward, quantise_to_bytes
 from reference_heads import head_norm_backward, head_norm_backward_sums, head_norm_forward, head_norm_sums, rope
 from reference_updates import accumulate, adamw, add, all_finite, amax, cast, copy, fill, global_norm_squared, quantise, sum_fp64
 
@@ -26,8 +27,8 @@ from reference_updates import accumulate, adamw, add, all_finite, amax, cast, co
 @dataclasses.dataclass
 class Operation:
     make: callable
-    small: list  # the cases of the committed reference files
-    more: list   # cases that are also computed afresh
+    small: list
+    more: list
     dtypes: tuple = ("fp32", "bf16")
 
 
@@ -40,7 +41,8 @@ def of(*sizes, **options):
 # the sequence.
 ATTENTION_WITH_GROUPS = [
     of(2, 37, 4, 16, K=1), of(1, 65, 4, 24, K=2, apart=True), of(2, 13, 6, 8, K=2, window=1), of(1, 70, 2, 40, window=17),
-    of(1, 300, 2, 8, K=1, window=131, apart=True), of(1, 33, 4, 32, K=2, window=100), of(2, 40, 3, 16, window=39, apart=True)]
+    of(1, 300, 2, 8, K=1, window=131, apart=True), of(1, 33, 4, 32, K=2, window=100), of(2, 40, 3, 16, window=39, apart=True),
+    of(1, 130, 2, 128), of(1, 70, 2, 128, K=1, window=17, apart=True), of(2, 37, 4, 96, K=2)]
 
 LARGEST_FP16 = 65504
 OPERATIONS = {
@@ -57,12 +59,12 @@ OPERATIONS = {
     "layernorm_forward": Operation(
         layernorm_forward, [of(1, 5, offset=4.0), of(3, 13, offset=-4.0)],
         [of(2, 8, 16), of(3, 13, 20, offset=1.0), of(2, 5, 65), of(4, 64, 128), of(1, 1, 384, offset=4.0),
-         of(3, 13, 20, offset=1.0, beta=False), of(4, 64, 128, beta=False)]),
+         of(3, 13, 20, offset=1.0, beta=False), of(4, 64, 128, beta=False), of(3, 1600)]),
     "layernorm_backward": Operation(
         layernorm_backward, [of(1, 5, offset=4.0), of(3, 13, offset=-4.0)],
         [of(2, 8, 16), of(3, 13, 20, offset=1.0), of(2, 5, 65), of(4, 64, 128), of(1, 1, 384, offset=4.0),
          of(3, 13, 20, want=("din",)), of(3, 13, 20, want=("dgamma", "dbeta")), of(3, 13, 20, want=("dgamma",)),
-         of(4, 64, 128, want=("din", "dgamma"))]),
+         of(4, 64, 128, want=("din", "dgamma")), of(3, 1600), of(700, 40)]),
     "fused_residual_layernorm_forward": Operation(
         fused_residual_layernorm_forward, [of(1, 5, offset=4.0), of(3, 13, offset=-4.0)],
         [of(2, 8, 16), of(3, 13, 20, offset=1.0), of(2, 5, 65), of(4, 64, 128), of(1, 1, 384, offset=4.0),
@@ -127,7 +129,7 @@ OPERATIONS = {
                                    of(2, 7, 4, 4, 3, K=2, window=3, apart=True)],
         [of(1, 40, 39, 3, 16), of(5, 5, 0, 2, 8), of(1, 70, 66, 2, 20), of(13, 64, 30, 4, 32), of(1, 200, 131, 2, 64),
          of(2, 40, 31, 1, 16, integers=12), of(2, 3, 1, 3, 1), of(3, 40, 31, 4, 16, K=1), of(5, 64, 30, 4, 24, K=2, apart=True),
-         of(3, 40, 20, 2, 8, window=1), of(4, 64, 30, 6, 8, K=3, window=17), of(2, 40, 30, 2, 8, K=1, window=100, apart=True)]),
+         of(3, 70, 40, 2, 128, K=1), of(3, 40, 20, 2, 8, window=1), of(4, 64, 30, 6, 8, K=3, window=17), of(2, 40, 30, 2, 8, K=1, window=100, apart=True)]),
     "rope": Operation(
         rope, [of(1, 3, count=1, size=2), of(2, 3, count=2, size=6, first=3, more=1, position=4), of(5, count=1, size=4, inverse=True)],
         [of(2, 8, count=4, size=16, more=32), of(2, 13, count=3, size=24, first=8, position=100, longer=5, inverse=True),
@@ -157,7 +159,7 @@ OPERATIONS = {
          of(13, 50, 128, ignored=5, z_loss=2.0**-7), of(5, 1000, 1024, spread=20.0, cap=15.0, write_dlogits=False),
          of(1, 37, 128, spread=1.0), of(13, 50, 128, ignored=5),
          of(13, 37, 40, ignored=1, write_dlogits=False), of(9, 37, 64, large=True), of(64, 256, 256),
-         of(2, 5, 8, ignored=2), of(5, 1000, 1024)]),
+         of(2, 5, 8, ignored=2), of(5, 1000, 1024), of(2, 50257, 50304)]),
     # The columns of each rank, and the rank.
     "classifier_statistics": Operation(
         classifier_statistics, [of(3, (4, 3), 1, 8, ignored=1), of(3, (5, 0), 1, 8), of(5, (3, 8, 2), 1, 8, large=True),
@@ -190,7 +192,12 @@ OPERATIONS = {
          of(5120, [(3, 5117, 0.1)], steps=2, max_grad_norm=0.0, with_norm=True),
          of(5120, [(3, 5117, 0.1)], steps=2, max_grad_norm=1.0, with_norm=True, gradients_in_x=True),
          of(8209, [(0, 4098, 0.1), (4099, 8209, 0.0)], steps=3, max_grad_norm=1.0, rounding=(2**40, 2**50)),
-         of(8, [(1, 8, 0.1)], steps=1, max_grad_norm=1.0, norm_squared=math.nan)]),
+         of(8, [(1, 8, 0.1)], steps=1, max_grad_norm=1.0, norm_squared=math.nan),
+         # Segments of whole quads, which GPUs take.
+         of(8, [(0, 8, 0.1)], steps=1, max_grad_norm=1.0, norm_squared=math.inf),
+         of(12, [(0, 4, 0.1), (8, 12, 0.0)], steps=3, max_grad_norm=0.05),
+         of(5120, [(4, 5116, 0.1)], steps=2, max_grad_norm=1.0, with_norm=True, gradients_in_x=True),
+         of(8208, [(0, 4100, 0.1), (4100, 8208, 0.0)], steps=3, max_grad_norm=1.0, rounding=(2**40, 2**50))]),
     "cast": Operation(cast, [of(5)], [of(3, 37), of(1000)]),
     "copy": Operation(copy, [of(5)], [of(3, 37), of(1), of(1000), of(4, 64, 128)],
                       dtypes=("fp32", "bf16", "fp64", "int32")),
@@ -206,6 +213,19 @@ OPERATIONS = {
         quantise, [of(7, 3.0), of(7, 3.0, e5m2=True)],
         [of(1, 1.0), of(4099, 6.5), of(1000, 0.25), of(1000, 448.0), of(4099, 6.5, e5m2=True), of(1000, 2.0**-20, e5m2=True)],
         dtypes=("bf16",)),
+    # Rows and columns.
+    "quantise_to_bytes": Operation(
+        quantise_to_bytes, [], [of(16, 16, 3.0), of(48, 112, 6.5), of(80, 64, 0.25, e5m2=True), of(128, 256, 448.0),
+                                of(16, 48, 2.0**-20, e5m2=True, transposed=False), of(64, 32, 2.0, plain=False)],
+        dtypes=("bf16",)),
+    # Rows, inputs, outputs.
+    "fp8_matmul_forward": Operation(
+        fp8_matmul_forward, [], [of(16, 16, 16), of(48, 80, 112), of(32, 400, 64, bias=False), of(48, 144, 32, gelu=True),
+                                 of(16, 128, 48, bias=False, gelu=True)], dtypes=("bf16",)),
+    "fp8_matmul_backward": Operation(
+        fp8_matmul_backward, [], [of(16, 16, 16), of(48, 80, 112), of(400, 64, 272), of(48, 144, 32, gelu=True),
+                                  of(32, 48, 16, want=("din",)), of(32, 48, 16, gelu=True, want=("din",)),
+                                  of(144, 48, 16, want=("dweight",))], dtypes=("bf16",)),
     "all_finite": Operation(
         all_finite,
         [of(5), of(5, special=math.nan, place=4), of(3, special=-math.inf), of(70, special=math.inf, place=69)],
@@ -214,16 +234,21 @@ OPERATIONS = {
 }
 
 
-def make_cases(op, dtype, seed, only_small=False):
-    """The cases of an operation in a dtype, determined by the seed."""
+def dtypes_of(op):
+    dtypes = OPERATIONS[op].dtypes
+    return (*dtypes, "fp16") if "fp32" in dtypes and op != "sum" else dtypes
+
+
+def make_cases(op, dtype, seed, device="cpu"):
+    """The cases of an operation in a dtype, determined by the seed, with the bounds of a device, "cpu" or "gpu"."""
     operation = OPERATIONS[op]
     # numpy promises to keep this generator's numbers the same.
     random = np.random.RandomState([seed, zlib.crc32(op.encode()), zlib.crc32(dtype.encode())])
     cases = []
-    for sizes, options in operation.small + ([] if only_small else operation.more):
+    for sizes, options in operation.small + operation.more:
         if dtype == "fp16" and max(map(abs, options.get("values", [0]))) > LARGEST_FP16:
             continue
-        case = operation.make(Maker(random, dtype), *sizes, **options)
+        case = operation.make(Maker(random, dtype, device), *sizes, **options)
         case.name = ", ".join([str(size) for size in sizes] + [f"{name}={value}" for name, value in options.items()])
         cases.append(case)
     return cases

@@ -250,7 +250,8 @@ def matmul_backward(make, *shape, OC, gelu=False, want=("din", "dweight", "dbias
     rows = dout.reshape(-1, OC)
     din = einsum("no,oi->ni", rows, weight).reshape(*shape)
     if gelu:
-        din = din * gelu_derivative(Bounded(pre_gelu))
+        # A GPU's product is stored before it is multiplied.
+        din = (din if make.device == "cpu" else din.stored(make.dtype)) * gelu_derivative(Bounded(pre_gelu))
     derived = {"din": din.stored(make.dtype), "dbias": Bounded(rows).sum(0, onto=start["dbias"]),
                "dweight": einsum("no,ni->oi", rows, x.reshape(-1, IC), onto=start["dweight"])}
     return make_case(inputs, {name: exact[name] for name in want}, derived)
@@ -268,6 +269,15 @@ def capped(x, cap):
     t = bounded.exp(Bounded(np.where(far, -200.0, exponent.value), np.where(far, 0.0, exponent.error)))
     reciprocal = 1.0 / (1.0 + t)
     return cap * ((1.0 - t) * reciprocal) * np.sign(x.value), 4.0 * t * reciprocal * reciprocal
+
+
+def exponentials(make, y, greatest):
+    """exp(y - greatest). A GPU computes powers of two: 2^(log2(e) y - log2(e) greatest), of which each term is rounded."""
+    if make.device == "cpu":
+        return bounded.exp(y - greatest)
+    log2_e = constant(math.log2(math.e))
+    exponent = y * log2_e - bounded.bounded(greatest) * log2_e
+    return bounded.exp(exponent.rearranged(lambda x: x * math.log(2)))
 
 
 def torch_capped(x, cap):
@@ -308,7 +318,7 @@ def fused_classifier(make, N, V, Vp, ignored=0, write_dlogits=True, large=False,
     kept = targets != IGNORED
     row, slope = capped(Bounded(logits[:, :V]), cap)
     greatest = row.value.max(-1, keepdims=True)
-    terms = bounded.exp(row - greatest)
+    terms = exponentials(make, row, greatest)
     total = terms.sum(-1, keepdims=True)
     picked = np.eye(V)[np.where(kept, targets, 0).astype(int)]
     target_logit = row[np.arange(N), np.where(kept, targets, 0).astype(int)].reshape(-1, 1)
@@ -329,7 +339,7 @@ def rank_columns(parts, rank):
     return sum(parts[:rank]), parts[rank]
 
 
-def row_statistics(logits, kept, targets, first, columns, cap=0.0):
+def row_statistics(make, logits, kept, targets, first, columns, cap=0.0):
     """Bounded (N,3) for these columns of the capped logits: maximum, sum of exponentials, the target's logit."""
     y = capped(Bounded(logits[:, first:first + columns]), cap)[0]
     part = torch_capped(torch.tensor(y.value if not cap else logits[:, first:first + columns]), cap).numpy()
@@ -339,7 +349,7 @@ def row_statistics(logits, kept, targets, first, columns, cap=0.0):
     greatest = part.max(-1, keepdims=True)
     # The greatest is that of the device, with the error of a capped logit.
     greatest_error = y.error.max(-1, keepdims=True)
-    total = bounded.exp(y - Bounded(greatest, greatest_error)).sum(-1)
+    total = exponentials(make, y, Bounded(greatest, greatest_error)).sum(-1)
     picked = np.where((targets >= first) & (targets < first + columns), targets - first, -1).astype(int)
     logit = np.where(picked >= 0, part[np.arange(len(part)), picked], 0.0)
     shifted = torch.tensor(part - greatest)
@@ -369,7 +379,7 @@ def classifier_statistics(make, N, parts, rank, Vp, ignored=0, large=False, spre
     """`parts` are the columns of each rank."""
     logits, targets = classifier_operands(make, N, sum(parts), ignored, large, spread)
     first, columns = rank_columns(parts, rank)
-    derived, exact = row_statistics(logits, targets != IGNORED, targets, first, columns, cap)
+    derived, exact = row_statistics(make, logits, targets != IGNORED, targets, first, columns, cap)
     inputs = {"logits": own_logits(make, logits, first, columns, Vp), "targets": targets,
               "columns": np.array([float(columns)]), "first_column": np.array([float(first)]), **terms_given(cap, 0.0)}
     return make_case(inputs, {"statistics": exact}, {"statistics": derived})
@@ -388,7 +398,7 @@ def classifier_from_statistics(make, N, parts, rank, Vp, ignored=0, write_dlogit
     kept = targets != IGNORED
     given, maxima, sums, target_logits = [], [], [], []
     for r in range(len(parts)):
-        statistics = row_statistics(logits, kept, targets, *rank_columns(parts, r), cap)[1]
+        statistics = row_statistics(make, logits, kept, targets, *rank_columns(parts, r), cap)[1]
         stored, bounded_statistics = in_fp32(np.where(np.isfinite(statistics), statistics, 0.0))
         given.append(np.where(np.isfinite(statistics), stored, statistics))
         maxima.append(bounded_statistics[:, 0])
@@ -396,7 +406,7 @@ def classifier_from_statistics(make, N, parts, rank, Vp, ignored=0, write_dlogit
         sums.append(bounded_statistics[:, 1])
     # A rank without columns adds exactly nothing, and so does one so far below that its exp is 0.
     M = np.where(kept, np.max([m.value for m, columns_of_rank in zip(maxima, parts) if columns_of_rank], axis=0), 0.0)
-    rescaled = [s * bounded.exp(Bounded(np.maximum(m.value, -1e4), m.error) - M) if parts[r] else s * 0.0
+    rescaled = [s * exponentials(make, Bounded(np.maximum(m.value, -1e4), m.error), M) if parts[r] else s * 0.0
                 for r, (m, s) in enumerate(zip(maxima, sums))]
     S = bounded.stack(rescaled, axis=0).sum(0)
     S = Bounded(np.where(kept, S.value, 1.0), np.where(kept, S.error, 0.0))
@@ -404,7 +414,7 @@ def classifier_from_statistics(make, N, parts, rank, Vp, ignored=0, write_dlogit
     target_logit = Bounded(sum(t.value for t in target_logits), sum(t.error for t in target_logits))
     loss = bounded.stack([bounded.log(S), Bounded(M), Bounded(-target_logit.value, target_logit.error)], axis=0).sum(0)
     y, slope = capped(Bounded(logits), cap)
-    terms = bounded.exp(y - M[:, None])
+    terms = exponentials(make, y, M[:, None])
     dlogits = (terms * term_factor(S, Bounded(M), z_loss)[:, None] - picked) * scale
     dlogits = (dlogits * slope if cap else dlogits).stored(make.dtype).where(kept[:, None])
     own = lambda x: np.pad(x[:, first:first + columns], ((0, 0), (0, Vp - columns)))

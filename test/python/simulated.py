@@ -16,6 +16,10 @@ SECONDS = 100 * program.PATIENCE
 FIRST_SEED = int(os.environ.get("SIMULATED_FIRST_SEED", 0))  # added to every seed: 1 makes the even ones odd
 
 
+# Tests of a file of which others need no simulated GPU.
+NEEDED = pytest.mark.skipif(not os.path.exists(PLAIN), reason="cublasLt.h and nccl.h are not both here, or the build has sanitizers of its own")
+
+
 def require(paths=(PLAIN,)):
     """Skips a file of tests if the programs are not built."""
     if not all(os.path.exists(path) for path in paths):

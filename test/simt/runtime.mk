@@ -31,8 +31,8 @@ $(foreach kind,$(RUNTIME_KINDS),$(eval $(call runtime_kind,$(kind))))
 
 # The trainer as it is for GPUs, with this runtime instead of CUDA's, cuBLASLt and NCCL. These programs export
 # only the names of kernels and omit functions that are never called. The bundle for a GPU carries them.
-$(BUILD)/test/train_gpt-% $(BUILD)/test/model_probe-%: EXPORTS := -Wl,--gc-sections,--export-dynamic-symbol='*kernel*'
-SIMULATED_PROGRAMS := $(patsubst %,$(BUILD)/test/train_gpt-%,$(filter plain,$(RUNTIME_KINDS)))
+$(BUILD)/test/train_gpt-% $(BUILD)/test/model_probe-% $(BUILD)/test/op_check-%: EXPORTS := -Wl,--gc-sections,--export-dynamic-symbol='*kernel*'
+SIMULATED_PROGRAMS := $(foreach kind,$(filter plain,$(RUNTIME_KINDS)),$(BUILD)/test/train_gpt-$(kind) $(BUILD)/test/op_check-$(kind))
 define simulated_program
 $(call simt_objects,$(1),$(SIMULATED_CUDA)): CHECKS := $(CHECKS_$(1)) $(DEFINE_$(1))
 SIMULATED_OBJECTS_$(1) := $(BUILD)/objects/train_gpt.o $(call simt_objects,$(1),$(SIMT_SOURCES) $(RUNTIME_SOURCES) \

@@ -1,0 +1,230 @@
+// op_check DEVICE CASES.safetensors [RESULTS.safetensors]
+//
+// Runs operations on a device, "cpu" or "cuda", and compares their results with those in a file, which
+// test/python/test_ops.py writes. Case k of an operation in a dtype has the tensors OP.DTYPE.k/KIND/OPERAND:
+//   input/x     an operand, with the names of run_op.h
+//   expected/x  a result
+//   bound/x     the greatest error of each of its elements; without it the result must be exact
+//   refused/1   the device lacks this: the call must throw
+// A case is run twice, without each optional result, and on the CPU with one and with three threads; the results have
+// the same bits (those of products may depend on the threads). Each difference is a line. The last line is a checksum
+// of all results; RESULTS receives them.
+#include <fmt/format.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <deque>
+#include <exception>
+#include <memory>
+
+#include "llmc/device/cuda/gpus.h"
+#include "test/probe/case_file.h"
+#include "test/probe/run_op.h"
+
+namespace {
+
+using namespace llmc;
+using namespace llmc::probe;
+
+// The bounds assume that all rounding errors of a sum add up. In the norm of a whole tensor they mostly cancel.
+constexpr double norm_tolerance_fp32 = 1e-5;
+
+// The inputs without which a call does not compute the results of these names.
+struct Part {
+    std::vector<std::string> without;
+    const char* flag = nullptr;  // an input that asks for it instead
+};
+const std::vector<Part>& parts_of(const std::string& op) {
+    static const std::map<std::string, std::vector<Part>> parts = {
+        {"encoder_backward", {{{"dwpe"}}}},
+        {"layernorm_backward", {{{"din"}}, {{"dbeta"}}, {{"dgamma", "dbeta"}}}},
+        {"rmsnorm_backward", {{{"din"}}, {{"dweight"}}}},
+        {"matmul_backward",
+         {{{"dweight"}}, {{"dbias"}}, {{"dweight", "dbias"}}, {{"pre_gelu"}, "without_din"}}},
+        {"head_norm_backward", {{{"dweight"}}}},
+        {"quantise_to_bytes", {{{}, "without_plain"}, {{}, "without_transposed"}}},
+        {"fp8_matmul_backward", {{{"dweight"}}}}};
+    static const std::vector<Part> none;
+    const auto found = parts.find(op);
+    return found == parts.end() ? none : found->second;
+}
+
+struct Name {
+    std::string op;
+    DType dtype;
+};
+
+Name parse(const std::string& name) {
+    const std::size_t first = name.find('.'), second = name.find('.', first + 1);
+    for (const DType dtype : {DType::fp32, DType::bf16, DType::fp16, DType::fp64, DType::int32}) {
+        if (second != std::string::npos && name.substr(first + 1, second - first - 1) == name_of(dtype))
+            return {name.substr(0, first), dtype};
+    }
+    user_error("the case {} is not named OP.DTYPE.NUMBER", name);
+}
+
+// The tensors of a case whose names begin with kind/, with this prefix removed.
+HostTensors of_kind(const HostTensors& tensors, const std::string& kind) {
+    HostTensors chosen;
+    for (const auto& [name, tensor] : tensors)
+        if (name.starts_with(kind + "/")) chosen[name.substr(kind.size() + 1)] = tensor;
+    return chosen;
+}
+
+bool same(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
+
+bool same_bits(const HostTensors& a, const HostTensors& b) {
+    return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) {
+        return x.first == y.first && std::ranges::equal(x.second.values, y.second.values, same);
+    });
+}
+
+double norm(const std::vector<double>& values) {
+    double squares = 0;
+    for (const double x : values) squares += std::isfinite(x) ? x * x : 0;
+    return std::sqrt(squares);
+}
+
+class Check {
+  public:
+    explicit Check(std::string_view device) : is_cpu_(device == "cpu") {
+        if (!is_cpu_ && device != "cuda") user_error("{} is neither cpu nor cuda", device);
+        for (const int threads : {1, 3}) {
+            if (is_cpu_) devices_.push_back(make_cpu_device(threads));
+        }
+        if (!is_cpu_) devices_.push_back(make_cuda_device({}));
+        for (const auto& made : devices_) workspaces_.emplace_back(*made);
+    }
+
+    void run(const std::string& name, const HostTensors& tensors) {
+        name_ = name;
+        const auto [op, dtype] = parse(name);
+        const HostTensors inputs = of_kind(tensors, "input");
+        const bool is_refused = !of_kind(tensors, "refused").empty();
+        HostTensors results;
+        try {
+            results = run(0, op, dtype, inputs);
+        } catch (const Refused& why) {
+            if (!is_refused) differs("", fmt::format("is refused: {}", why.what()));
+            return;
+        }
+        if (is_refused) return differs("", "is computed, though the table says that this device lacks it");
+        compare(tensors, results, dtype);
+        if (!same_bits(results, run(0, op, dtype, inputs))) differs("", "has other bits the second time");
+        // oneDNN chooses by the number of threads.
+        if (is_cpu_ && op.find("matmul") == std::string::npos &&
+            !same_bits(results, run(1, op, dtype, inputs)))
+            differs("", "has other bits with 3 threads");
+        for (const Part& part : parts_of(op)) run_part(op, dtype, inputs, part, results);
+        results_[name] = std::move(results);
+    }
+
+    const std::map<std::string, HostTensors>& results() const { return results_; }
+    int differences() const { return differences_; }
+
+  private:
+    // Compares the bits of those results that a part of the call computes.
+    void run_part(const std::string& op, DType dtype, const HostTensors& inputs, const Part& part,
+                  const HostTensors& whole) {
+        HostTensors fewer = inputs;
+        for (const std::string& name : part.without) fewer.erase(name);
+        if (part.flag) fewer[part.flag] = {{1}, {1}};
+        // A call with fewer results already has a case of its own.
+        const auto leaves_out = [](const auto& input) { return input.first.starts_with("without_"); };
+        const bool is_fewer = part.flag || fewer.size() < inputs.size();
+        if (!is_fewer || whole.size() == 1 || std::ranges::any_of(inputs, leaves_out)) return;
+        const HostTensors results = run(0, op, dtype, fewer);
+        for (const auto& [name, tensor] : results) {
+            if (!whole.contains(name) || !same_bits({{name, whole.at(name)}}, {{name, tensor}}))
+                differs(name, fmt::format("has other bits without {}",
+                                          part.flag ? part.flag + 8 : part.without[0]));
+        }
+    }
+
+    HostTensors run(std::size_t device, const std::string& op, DType dtype, const HostTensors& inputs) {
+        return run_op(*devices_[device], op, dtype, inputs, workspaces_[device]);
+    }
+    void compare(const HostTensors& tensors, const HostTensors& results, DType dtype) {
+        const HostTensors expected = of_kind(tensors, "expected"), bounds = of_kind(tensors, "bound");
+        if (expected.empty()) differs("", "has no expected results");
+        for (const auto& [operand, result] : results) {
+            if (!expected.contains(operand)) differs(operand, "is a result, and is not expected");
+        }
+        for (const auto& [operand, exact] : expected) {
+            const auto found = results.find(operand);
+            if (found == results.end()) {
+                differs(operand, "is expected, and is no result");
+            } else if (found->second.shape != exact.shape) {
+                differs(operand, fmt::format("has the shape {}, not {}", to_string(found->second.shape),
+                                             to_string(exact.shape)));
+            } else {
+                const auto bound = bounds.find(operand);
+                compare(
+                    operand, found->second.values, exact.values,
+                    bound == bounds.end() ? std::vector<double>(exact.values.size()) : bound->second.values,
+                    dtype);
+            }
+        }
+    }
+
+    void compare(const std::string& operand, const std::vector<double>& result,
+                 const std::vector<double>& exact, const std::vector<double>& bound, DType dtype) {
+        std::vector<double> errors(exact.size());
+        std::size_t far = 0, first = 0;
+        for (std::size_t i = errors.size(); i-- > 0;) {
+            errors[i] = same(result[i], exact[i]) ? 0.0 : std::fabs(result[i] - exact[i]);
+            if (errors[i] <= bound[i]) continue;  // false if the error is NaN
+            ++far;
+            first = i;
+        }
+        if (far > 0)
+            differs(operand, fmt::format("element {} is {}, not {} within {:.3g}; {} of {} are off", first,
+                                         result[first], exact[first], bound[first], far, exact.size()));
+        for (double& error : errors) error = std::isfinite(error) ? error : 0;
+        if (dtype == DType::fp32 && norm(errors) > norm_tolerance_fp32 * norm(exact))
+            differs(operand, fmt::format("the error's norm is {:.3g}, that of the exact result {:.3g}",
+                                         norm(errors), norm(exact)));
+    }
+
+    void differs(const std::string& operand, const std::string& how) {
+        fmt::print("{}{}{} {}\n", name_, operand.empty() ? "" : "/", operand, how);
+        ++differences_;
+    }
+
+    bool is_cpu_;
+    std::vector<std::unique_ptr<Device>> devices_;
+    std::deque<Workspace> workspaces_;  // by device
+    std::map<std::string, HostTensors> results_;
+    std::string name_;  // of the case that runs
+    int differences_ = 0;
+};
+
+std::uint64_t checksum(const std::map<std::string, HostTensors>& results) {
+    std::uint64_t sum = 0;
+    for (const auto& [name, tensors] : results) {
+        for (const auto& [operand, tensor] : tensors)
+            sum = XXH3_64bits_withSeed(tensor.values.data(), tensor.values.size() * sizeof(double), sum);
+    }
+    return sum;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    if (argc != 3 && argc != 4) {
+        fmt::print(stderr, "usage: op_check DEVICE CASES.safetensors [RESULTS.safetensors]\n");
+        return 2;
+    }
+    try {
+        Check check(argv[1]);
+        for (const auto& [name, tensors] : read_cases(argv[2])) check.run(name, tensors);
+        if (argc == 4) write_cases(argv[3], check.results());
+        fmt::print("checksum {:016x}\n", checksum(check.results()));
+        return check.differences() > 0 ? 1 : 0;
+    } catch (const std::exception& error) {
+        fmt::print(stderr, "error: {}\n", error.what());
+        return 2;
+    }
+}
