@@ -41,6 +41,7 @@
 #include "llmc/comm/launcher.h"
 #include "llmc/data/samples.h"
 #include "llmc/data/training_batches.h"
+#include "llmc/device/cuda/gpus.h"
 #include "llmc/planner/plan_command.h"
 #include "llmc/train/chat.h"
 #include "llmc/train/checkpointer.h"
@@ -67,6 +68,7 @@ int main(int argc, char** argv) {
     if (const std::optional<int> status = llmc::plan_command(argc, argv)) return *status;
     // With --processes N, this process only starts N others and waits for them.
     if (const std::optional<int> status = llmc::launch_processes(argc, argv)) return *status;
+    llmc::prepare_gpus();
     llmc::Session session(argc, argv);  // joins the other ranks
     std::unique_ptr<llmc::PreparedRun> run;
     session.guard([&] { prepare_and_run(session, run); });  // an error ends the job here

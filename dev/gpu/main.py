@@ -91,12 +91,12 @@ def check(arguments):
 
 
 def no_gpu():
-    """Why nothing can be checked here; empty if there is a GPU."""
+    """Why nothing can be checked here; empty if there is a GPU, or if the trainer crashes: other programs may not."""
     try:
         asked = programs.run([programs.TRAIN_GPT, "--device=cuda", "--steps=0"], TRAINER_SECONDS)
     except Late as late:
         return f"{late}; does nvidia-smi answer?"
-    return "" if asked.returncode == 0 else programs.tail(asked.stderr, 1).removeprefix("error: ")
+    return programs.tail(asked.stderr, 1).removeprefix("error: ") if asked.returncode == 1 else ""
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import part_kernels
 import part_model
 import programs
 import results
-from results import CheckFailed, Late, Skipped
+from results import CheckFailed, Late, Skipped, TimeOver
 
 GRACE_SECONDS = 10  # for the process itself, after the end of its programs' time
 WARMUP = 5  # steps
@@ -42,7 +42,7 @@ def algorithms(extent, folder):
     """Without the choices of other checks, whose shapes may be the same."""
     run = programs.train(folder / "run", *gpt2(extent, 1, "--steps=2"), XDG_CACHE_HOME=str(folder))
     said = " ".join(run.said.split())
-    found = re.search(r"cuBLASLt offered (\d+) algorithms? that failed, and (\d+) that gave other bits", said)
+    found = re.search(r"cuBLASLt's algorithms that failed: (\d+), that gave other bits each time: (\d+)", said)
     failing, varying = map(int, found.groups()) if found else (0, 0)
     return {"status": "measured", "detail": f"{failing} fail, {varying} give other bits each time", "failing": failing,
             "varying": varying}
@@ -61,6 +61,7 @@ def most_blocks(extent, folder):
     steps = 2 if extent.tiny else 20
     options = gpt2(extent, 8, "--pipeline-parallel=2", f"--steps={steps}")
     found = {}
+    least = 3 * 32  # two pairs of stages, and a collective
     for name, variables in {"default": {}, "32": {"NCCL_MAX_CTAS": "32"}}.items():
         try:
             run = programs.train(folder / name, *options, ranks=2, share=False, **variables)
@@ -68,6 +69,10 @@ def most_blocks(extent, folder):
             if "would share one GPU" in str(refused):
                 raise Skipped("there is one GPU") from refused
             raise
+        # The first line is the kind of GPU.
+        multiprocessors = re.search(r"with (\d+) multiprocessors", (run.out_dir / "algorithms.txt").read_text())
+        if int(multiprocessors[1]) < least:
+            raise Skipped(f"NCCL would want {least} multiprocessors, and there are {multiprocessors[1]}")
         found[name] = statistics.median(run.column("step_ms")[0 if extent.tiny else WARMUP:])
     detail = f"{found['default']:.1f} ms a step, {found['32']:.1f} ms with it"
     return {"status": "measured", "detail": detail, "step_ms": found}
@@ -93,6 +98,15 @@ def run(found, tiny):
         found.attempt(name, alone, name, tiny, max(0, found.seconds_left()) / (len(checks) - number))
 
 
+def end_session(session):
+    """Kills the processes of a session. (Each trainer has a process group of its own.)"""
+    for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            # After the name in parentheses: state, parent, process group, session.
+            if int(stat.read_text().rpartition(")")[2].split()[3]) == session:
+                os.kill(int(stat.parent.name), signal.SIGKILL)
+
+
 def alone(name, tiny, seconds):
     """What the check returns or raises, in a process of its own."""
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
@@ -106,8 +120,7 @@ def alone(name, tiny, seconds):
         except subprocess.TimeoutExpired as late:
             raise Late(f"the check was ended after {seconds:.0f} s", log.read_text(errors="replace")) from late
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            end_session(process.pid)
             process.wait()
         if not answer.exists():
             raise CheckFailed(f"the check ended with status {status}", log.read_text(errors="replace"))
@@ -125,7 +138,7 @@ def main(name, seconds, folder, tiny):
     except CheckFailed as failure:
         answer = [type(failure).__name__, str(failure), failure.output]
     except Skipped as reason:
-        answer = ["Skipped", str(reason)]
+        answer = [type(reason).__name__, *([] if isinstance(reason, TimeOver) else [str(reason)])]
     pathlib.Path(folder, "answer").write_text(json.dumps(answer))
 
 

@@ -90,12 +90,14 @@ def train(out_dir, *options, device="cuda", ranks=1, timeout=200, share=True, **
     for process, thread in zip(processes, readers):
         thread.join()
         process.wait()
+    said = "".join(process.said for process in processes)
     if any(process.returncode in ENDED_BY_TIMEOUT for process in processes):
-        raise Late(f"the training was ended after {timeout:.0f} s", "".join(process.said for process in processes))
-    for rank, process in enumerate(processes):
-        if process.returncode != 0:
-            said = process.said
-            raise CheckFailed(f"rank {rank} of {ranks} ended with status {process.returncode}: {tail(said)}", said)
+        raise Late(f"the training was ended after {timeout:.0f} s", said)
+    failed = [rank for rank, process in enumerate(processes) if process.returncode != 0]
+    if failed:
+        # The others end silently.
+        first = next((rank for rank in failed if "error: " in processes[rank].said), failed[0])
+        raise CheckFailed(f"rank {first} of {ranks} ended with status {processes[first].returncode}: {tail(processes[first].said)}", said)
     trained = program.Run(out_dir)
     trained.said = processes[0].said
     return trained

@@ -131,8 +131,8 @@ Records::Records(PreparedRun& run) : run_(run), claimed_(run) {
                                  plural(added, "algorithm")));
     if (const auto [failing, varying] = run.trainer->left_out(); failing + varying > 0)
         console.note(fmt::format(
-            "cuBLASLt offered {} that failed, and {} that gave other bits each time; they are left out",
-            plural(failing, "algorithm"), varying));
+            "cuBLASLt's algorithms that failed: {}, that gave other bits each time: {}; they are left out",
+            failing, varying));
     std::optional<ReplacedRun> replaced;
     if (options.overwrite && run.writes.record) replaced.emplace(run.out_dir);
     // The metrics come first: if they cannot be written, nothing is.

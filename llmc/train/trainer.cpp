@@ -73,6 +73,7 @@ Trainer::Trainer(const Options& options, const RunPlan& plan, Device& device, Co
 
 void Trainer::begin_fp8() {
     if (!fp8_.is_delayed()) return;
+    device_.synchronize();  // parameters are still gathered
     executor_.record_weights();
     fp8_.begin(executor_.recorded_amax());
     executor_.set_amax(fp8_.amax());

@@ -257,7 +257,7 @@ def test_the_first_checks(simulated, tmp_path):
     measured = {name for name, line in found.items() if line["status"] == "measured"}
     assert measured == {"machine", ALGORITHMS, "NCCL_MAX_CTAS=32, two pipeline stages on two GPUs"}
     assert {line["status"] for line in found.values()} == {"measured", "passed"}
-    assert (found[ALGORITHMS]["failing"], found[ALGORITHMS]["varying"]) == (0, 0)
+    assert found[ALGORITHMS]["failing"] == found[ALGORITHMS]["varying"] > 0  # one each of every product
 
 
 def test_the_first_checks_go_on_whatever_fails(copy, tmp_path):
@@ -267,7 +267,7 @@ def test_the_first_checks_go_on_whatever_fails(copy, tmp_path):
     module.write_text("import os\nprint('torch crashes', flush=True)\nos.abort()\n")
     plant(copy, "train_gpt", """
 case "$*" in
-    *steps=2*) echo 'note: cuBLASLt offered 3 algorithms that failed, and 1'; echo '  that gave other bits each time; they are left out' ;;
+    *steps=2*) echo "note: cuBLASLt's algorithms that failed: 3, that gave"; echo '  other bits each time: 1; they are left out' ;;
     *out-dir=*/ranks-2*) echo 'it hangs'; exec sleep 1000 ;;
     *offload-optimizer=cpu*) echo 'it crashes'; kill -SEGV $$ ;;
 esac""")

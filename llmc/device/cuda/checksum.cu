@@ -13,7 +13,7 @@ struct IntegerSum {
     }
 };
 
-// Each 16 bytes are hashed together with their place: two that change places, or by opposite numbers, change the sum.
+// Each 16 bytes are hashed together with their place, so that two that change places change the sum.
 // The factors are the prime of FNV-1a and 2^64 over the golden ratio.
 __global__ void __launch_bounds__(checksum_threads, checksum_resident_threads / checksum_threads)
     checksum_kernel(unsigned long long* sum, const uint4* data, std::int64_t packs) {

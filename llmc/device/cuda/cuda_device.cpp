@@ -162,8 +162,8 @@ HostMemory CudaDevice::host_memory(std::size_t bytes) {
     if (error == cudaErrorMemoryAllocation) {
         cudaGetLastError();  // clear the error, which is reported here
         user_error(
-            "{} of pinned host memory are not to be had; offload less, end other programs, or raise the "
-            "memory limit of the container",
+            "{} of pinned host memory are not to be had; end other programs, raise the memory limit of the "
+            "container, or, where a run offloads, offload less",
             human_bytes(bytes));
     }
     check_cuda(error, "cudaMallocHost");
@@ -189,10 +189,11 @@ std::string CudaDevice::memory_beside_arenas(std::size_t communicator_bytes) con
 
 }  // namespace cuda
 
+// Streams share the connections to a GPU, by default 8: work behind a receive that spins could wait for it, though it
+// is of another stream.
+void prepare_gpus() { setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); }
+
 Gpus find_gpus() {
-    // Streams share the connections to a GPU, by default 8: work behind a receive that spins could wait for it, though
-    // it is of another stream. CUDA reads this at its first call.
-    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
     int count = 0;  // not set if there is no driver
     const cudaError_t error = cudaGetDeviceCount(&count);
     if (error != cudaSuccess || count == 0) {

@@ -19,6 +19,9 @@ struct Gpu {
     int architecture = 0;                // 90 for sm_90
 };
 
+// Sets what CUDA reads at its first call, which MPI may make.
+void prepare_gpus();
+
 // The GPUs that this process may use, in CUDA's order (CUDA_VISIBLE_DEVICES selects and orders them). If
 // there are none, `why_none` is the reason, as the end of a sentence.
 struct Gpus {

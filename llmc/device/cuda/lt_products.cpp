@@ -303,6 +303,12 @@ LtProducts::Plan& LtProducts::plan_for(const Key& key, const Operands& operands)
 
 // Ranks share their choices, so that none takes another algorithm than the others.
 void LtProducts::refuse(const Key& key) const {
+    if (why_left_out_.empty())
+        user_error(
+            "cuBLASLt has no algorithm for the product {} on this GPU that gives the same bits each time; "
+            "use "
+            "another version of it",
+            name_of(key));
     std::size_t free = 0, total = 0;
     check_cuda(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
     user_error(
@@ -353,7 +359,7 @@ std::optional<float> LtProducts::measure(const Plan& plan, const cublasLtMatmulA
         }
         if (own_bits != bits) {
             ++left_out_.varying;
-            why_left_out_ = "its algorithms give other bits each time";
+            why_left_out_.clear();
             return std::nullopt;
         }
         check_cuda(cudaEventElapsedTime(&times[static_cast<std::size_t>(round)], start.get(), end.get()),
@@ -366,13 +372,15 @@ std::optional<float> LtProducts::measure(const Plan& plan, const cublasLtMatmulA
 // Waits for the product. Its workspace is free again then.
 std::uint64_t LtProducts::checksum_of_result(const Key& key, const Operands& operands) const {
     const cudaStream_t stream = streams_.selected();
+    const std::string call = "the product " + name_of(key);
     auto* const sum = static_cast<unsigned long long*>(workspace_);
     unsigned long long value = 0;
-    check_cuda(cudaMemsetAsync(sum, 0, sizeof value, stream), "cudaMemsetAsync");
+    if (sync_) check_cuda(streams_.wait_until_empty(), call);
+    check_cuda(cudaMemsetAsync(sum, 0, sizeof value, stream), call);
     add_checksum({.chip = chip_, .stream = stream}, sum, operands.d,
                  static_cast<std::int64_t>(bytes_of_result(key)));
-    check_cuda(cudaMemcpyAsync(&value, sum, sizeof value, cudaMemcpyDeviceToHost, stream), "cudaMemcpyAsync");
-    check_cuda(cudaStreamSynchronize(stream), "the product " + name_of(key));
+    check_cuda(cudaMemcpyAsync(&value, sum, sizeof value, cudaMemcpyDeviceToHost, stream), call);
+    check_cuda(cudaStreamSynchronize(stream), call);
     return value;
 }
 

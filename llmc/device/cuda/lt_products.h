@@ -102,7 +102,7 @@ class LtProducts {
     bool tf32_, sync_;
     bool measures_ = false;
     LeftOut left_out_;
-    std::string why_left_out_;  // the last of them
+    std::string why_left_out_;  // the last of them; empty if it gave other bits each time
     cublasLtHandle_t handle_ = nullptr;
     void* workspace_ = nullptr;
     std::map<Key, std::unique_ptr<Plan>> plans_;

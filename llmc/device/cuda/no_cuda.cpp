@@ -4,6 +4,8 @@
 
 namespace llmc {
 
+void prepare_gpus() {}
+
 Gpus find_gpus() { return {{}, "built without CUDA"}; }
 
 std::unique_ptr<Device> make_cuda_device(const CudaOptions&) {

@@ -300,8 +300,13 @@ void compute(const Product& p) {
                             : sum_k(p.b, problem.b, b_leading, 1, problem.n);
     }
     if (p.algorithm.varies()) {
+        // The last bit of the first number that is not 0: sums of zeros are the same in any order.
         static unsigned runs = 0;
-        p.d[0] ^= static_cast<std::byte>(++runs % 2);  // the first element's last bit
+        const auto bytes = static_cast<std::int64_t>(size_of(problem.d.type));
+        const std::int64_t elements = problem.m * problem.n;
+        std::int64_t place = 0;
+        while (place < elements && load(p.d, problem.d.type, place) == 0) ++place;
+        if (place < elements) p.d[place * bytes] ^= static_cast<std::byte>(++runs % 2);
     }
     // Overwrites the workspace, so that other data kept in it is lost.
     if (p.workspace) std::memset(p.workspace, 0xff, p.algorithm.workspace_bytes(problem));

@@ -353,7 +353,7 @@ TEST(CublasLt, the_first_offer_passes_its_check_and_fails) {
 TEST(CublasLt, the_last_offer_promises_the_same_bits_and_varies) {
     EXPECT_TRUE(run_process({}, [] {
                     DeviceArray<float> a(64), b(64), d(64);
-                    for (DeviceArray<float>* x : {&a, &b}) x->upload(std::vector<float>(64));
+                    for (DeviceArray<float>* x : {&a, &b}) x->upload(std::vector<float>(64, 1));
                     Product product(CUDA_R_32F, CUDA_R_32F, 8, 8, 8, false, false);
                     const auto last = product.offers(0).back();
                     std::uint32_t scheme = 1;

@@ -22,11 +22,15 @@ namespace {
 using namespace llmc;
 using cuda::LtProducts;
 
-// Products of matrices with arbitrary content on one device, whose memory holds `bytes` of each operand.
+// Products of matrices of ones, in fp32, on one device, whose memory holds `bytes` of each operand.
 class Products {
   public:
     explicit Products(std::size_t bytes) {
-        for (std::byte*& operand : memory_) operand = device_->allocate(bytes, "operands");
+        const std::vector<float> ones(bytes / sizeof(float), 1.0F);
+        for (std::byte*& operand : memory_) {
+            operand = device_->allocate(bytes, "operands");
+            device_->upload({operand, DType::fp32, {std::ssize(ones)}}, ones.data());
+        }
         workspace_ = device_->allocate(LtProducts::workspace_bytes, "workspace");
     }
     ~Products() {

@@ -95,6 +95,7 @@ void Streams::record(cudaEvent_t event, cudaStream_t stream) {
         return record->done = true;
     });
     record->clock = get(stream).clock;
+    record->stream = get(stream).number;
 }
 
 void Streams::wait(cudaStream_t handle, cudaEvent_t event) {
@@ -177,7 +178,9 @@ std::string Streams::standing() const {
     for (const CUstream_st& stream : streams_) {
         if (stream.queue.empty()) continue;
         const Work& work = stream.queue.front();
-        const std::string why = work.why ? work.why() : "";
+        std::string why = work.why ? work.why() : "";
+        if (work.waits_for && !work.waits_for->done)
+            why = "an event of stream " + std::to_string(work.waits_for->stream);
         text += " " + name(stream) + " is at " + work.what + (why.empty() ? "" : ", which waits for " + why) +
                 ";";
     }

@@ -32,6 +32,7 @@ namespace simt::runtime {
 struct Record {
     bool done = false;
     bool is_polled = false;  // the host has polled it before it was done
+    unsigned stream = 0;     // its number
     std::chrono::steady_clock::time_point time;
     Clock clock;
 };
