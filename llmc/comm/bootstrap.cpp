@@ -18,6 +18,7 @@
 #include "llmc/comm/machine_lock.h"
 #include "llmc/comm/rendezvous.h"
 #include "llmc/comm/transport.h"
+#include "llmc/comm/values_of_ranks.h"
 #include "llmc/core/error.h"
 #include "llmc/core/text.h"
 #include "llmc/core/version.h"
@@ -125,16 +126,6 @@ Place own_place() {
     return place;
 }
 
-std::vector<Place> places_of_all(HostCommunicator& world) {
-    static_assert(sizeof(Place) % sizeof(std::int32_t) == 0 && std::is_trivially_copyable_v<Place>);
-    constexpr auto words = static_cast<std::int64_t>(sizeof(Place) / sizeof(std::int32_t));
-    std::vector<Place> places(static_cast<std::size_t>(world.size()));
-    places[static_cast<std::size_t>(world.rank())] = own_place();
-    const Tensor all{reinterpret_cast<std::byte*>(places.data()), DType::int32, {world.size(), words}};
-    world.all_gather(all, all.slice(world.rank(), 1));
-    return places;
-}
-
 std::unique_ptr<Transport> transport_for(const Start& start) {
     if (start.by == Start::By::mpi) return join_mpi_job();
     if (start.size == 1) return make_lone_transport();
@@ -188,7 +179,7 @@ Job::Job(const ExchangeOptions& options) {
 }
 
 void Job::find_place(const Start& start) {
-    const std::vector<Place> places = places_of_all(*world_);
+    const std::vector<Place> places = values_of_ranks(*world_, own_place());
     const Place& own = places[static_cast<std::size_t>(world_->rank())];
     std::vector<CoreMask> masks;
     for (const Place& place : places) {

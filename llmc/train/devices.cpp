@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "llmc/comm/nccl/nccl_communicator.h"
+#include "llmc/comm/values_of_ranks.h"
 #include "llmc/core/error.h"
 #include "llmc/device/cuda/gpus.h"
 #include "llmc/train/algorithms.h"
@@ -24,15 +25,6 @@ struct Found {
     std::int32_t gpu = 0;
     std::array<std::int32_t, 4> uuid{};
 };
-
-std::vector<Found> found_by_all(const Found& own, Communicator& world) {
-    constexpr auto words = static_cast<std::int64_t>(sizeof(Found) / sizeof(std::int32_t));
-    std::vector<Found> all(static_cast<std::size_t>(world.size()));
-    all[static_cast<std::size_t>(world.rank())] = own;
-    const Tensor gathered{reinterpret_cast<std::byte*>(all.data()), DType::int32, {world.size(), words}};
-    world.all_gather(gathered, gathered.slice(world.rank(), 1));
-    return all;
-}
 
 // Ranks may see different devices. If some have a GPU, a rank without one must not fall back to its CPU.
 void require_all(const std::vector<Found>& all, const std::string& why_none) {
@@ -63,11 +55,9 @@ void refuse_sharing(const std::vector<Found>& all, const std::string& name) {
 // version of the libraries, which Device::choices names.
 void require_same_kind(const std::string& own, Communicator& world) {
     using Text = std::array<char, 256>;
-    constexpr auto words = static_cast<std::int64_t>(sizeof(Text) / sizeof(std::int32_t));
-    std::vector<Text> all(static_cast<std::size_t>(world.size()));
-    own.copy(all[static_cast<std::size_t>(world.rank())].data(), sizeof(Text) - 1);
-    const Tensor gathered{reinterpret_cast<std::byte*>(all.data()), DType::int32, {world.size(), words}};
-    world.all_gather(gathered, gathered.slice(world.rank(), 1));
+    Text own_text{};
+    own.copy(own_text.data(), sizeof(Text) - 1);
+    const std::vector<Text> all = values_of_ranks(world, own_text);
     const auto other = std::ranges::find_if(all, [&](const Text& text) { return text != all.front(); });
     if (other == all.end()) return;
     user_error(
@@ -118,7 +108,7 @@ Place open_device(const Options& options, Job& job) {
     // These OpenMP threads initialize weights and lay them out for files. The device's own threads are set
     // below.
     if (!std::getenv("OMP_NUM_THREADS")) omp_set_num_threads(job.cores());
-    const std::vector<Found> all = found_by_all(found, world);
+    const std::vector<Found> all = values_of_ranks(world, found);
     const bool any = std::ranges::count(all, 1, &Found::gpu) > 0;
     if (options.device == "cuda" && !any)
         user_error("--device cuda: no GPU: {}; try --device cpu", gpus.why_none);
@@ -168,12 +158,10 @@ MachineMemory free_memory(const Place& place, Communicator& world, int processes
     struct Free {
         double bytes, processes, host_bytes, host_processes;
     };
-    std::vector<Free> all(static_cast<std::size_t>(world.size()));
-    all[static_cast<std::size_t>(world.rank())] = {
-        static_cast<double>(place.device->available_memory()), static_cast<double>(place.sharing),
-        static_cast<double>(place.device->host().available_memory()), static_cast<double>(processes_here)};
-    const Tensor gathered{reinterpret_cast<std::byte*>(all.data()), DType::fp64, {world.size(), 4}};
-    world.all_gather(gathered, gathered.slice(world.rank(), 1));
+    const std::vector<Free> all = values_of_ranks(
+        world, Free{static_cast<double>(place.device->available_memory()), static_cast<double>(place.sharing),
+                    static_cast<double>(place.device->host().available_memory()),
+                    static_cast<double>(processes_here)});
     const Free least =
         *std::ranges::min_element(all, {}, [](const Free& f) { return f.bytes / f.processes; });
     const Free host =

@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "llmc/comm/values_of_ranks.h"
 #include "llmc/core/error.h"
 
 namespace llmc {
@@ -29,15 +30,6 @@ bool is_finite(Device& device, const Tensor& tensor) {
 }
 
 using Flat = Tensor UnitBuffers::*;
-
-// The smallest of all ranks' numbers.
-std::int32_t smallest(std::int32_t own, Communicator& ranks) {
-    std::vector<std::int32_t> all(static_cast<std::size_t>(ranks.size()));
-    all[static_cast<std::size_t>(ranks.rank())] = own;
-    const Tensor gathered{reinterpret_cast<std::byte*>(all.data()), DType::int32, {ranks.size()}};
-    ranks.all_gather(gathered, gathered.slice(ranks.rank(), 1));
-    return std::ranges::min(all);
-}
 
 // A tensor of the model in one of the flat buffers that ranks update.
 struct StateTensor {
@@ -71,7 +63,8 @@ std::optional<std::string> first_non_finite_of(const std::vector<StateTensor>& t
                                                const ParameterStore& store, Communicator& ranks) {
     const auto own =
         std::ranges::find_if(tensors, [&](const StateTensor& tensor) { return !tensor.is_finite(store); });
-    const std::int32_t first = smallest(static_cast<std::int32_t>(own - tensors.begin()), ranks);
+    const std::int32_t first =
+        std::ranges::min(values_of_ranks(ranks, static_cast<std::int32_t>(own - tensors.begin())));
     if (first == std::ssize(tensors)) return std::nullopt;
     return tensors[static_cast<std::size_t>(first)].name(store);
 }
@@ -158,7 +151,8 @@ std::optional<std::string> non_finite_output(const RunPlan& plan, const Arenas& 
             if (only_part ? outputs[i].part != *only_part : !stays) continue;
             if (outputs[i].tensor && !is_finite(device, outputs[i].tensor)) first = i;
         }
-        return static_cast<std::size_t>(smallest(static_cast<std::int32_t>(first), ranks));
+        return static_cast<std::size_t>(
+            std::ranges::min(values_of_ranks(ranks, static_cast<std::int32_t>(first))));
     };
     for (int micro_batch = 0; micro_batch < passes.micro_batches; ++micro_batch) {
         passes.run(micro_batch, plan.diagnosis);
@@ -272,10 +266,9 @@ std::vector<NamedShare> shares_of(const ParameterStore& store, int shard) {
 std::vector<TensorShare> gather(const std::vector<NamedShare>& shares, Communicator& world) {
     const auto count = std::ssize(shares);
     std::vector<TensorShare> all(static_cast<std::size_t>(count * world.size()));
-    // The communicator has no byte type, so the bytes are sent as int32.
-    constexpr auto words = static_cast<std::int64_t>(sizeof(TensorShare) / sizeof(std::int32_t));
-    const Tensor gathered{
-        reinterpret_cast<std::byte*>(all.data()), DType::int32, {world.size(), words * count}};
+    const Tensor gathered{reinterpret_cast<std::byte*>(all.data()),
+                          DType::uint8,
+                          {world.size(), std::int64_t{sizeof(TensorShare)} * count}};
     std::ranges::transform(shares, all.begin() + world.rank() * count, &NamedShare::share);
     world.all_gather(gathered, gathered.slice(world.rank(), 1));
     return all;

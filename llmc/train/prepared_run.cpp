@@ -10,6 +10,7 @@
 #include <sstream>
 #include <vector>
 
+#include "llmc/comm/values_of_ranks.h"
 #include "llmc/core/error.h"
 #include "llmc/core/text.h"
 #include "llmc/core/version.h"
@@ -286,13 +287,10 @@ void PreparedRun::wait_for_disks() {
     if (offload.state != Tier::disk && offload.parameters != Tier::disk) return;
     HostCommunicator& world = session.world();
     const ScratchFile::Speed& speed = trainer->disk_speed();
-    std::vector<double> seconds(static_cast<std::size_t>(world.size()));
-    if (speed.read > 0)
-        seconds[static_cast<std::size_t>(world.rank())] =
-            static_cast<double>(plan.moved.read) / speed.read +
-            static_cast<double>(plan.moved.written) / speed.written;
-    const Tensor all{reinterpret_cast<std::byte*>(seconds.data()), DType::fp64, {world.size(), 1}};
-    world.all_gather(all, all.slice(world.rank(), 1));
+    const double own = speed.read > 0 ? static_cast<double>(plan.moved.read) / speed.read +
+                                            static_cast<double>(plan.moved.written) / speed.written
+                                      : 0;
+    const std::vector<double> seconds = values_of_ranks(world, own);
     world.set_timeout(std::chrono::seconds(options.communication_timeout) +
                           std::chrono::duration<double>(2 * std::ranges::max(seconds)),
                       "if a process may wait for its disk as long, give a longer --comm-timeout");

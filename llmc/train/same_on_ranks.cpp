@@ -9,6 +9,7 @@
 #include <optional>
 #include <vector>
 
+#include "llmc/comm/values_of_ranks.h"
 #include "llmc/core/error.h"
 #include "llmc/io/files.h"
 
@@ -33,15 +34,6 @@ Digest digest_of(const RankText& own) {
     digest.value[0] = own.valid ? 1 : 0;
     std::memcpy(&digest.value[1], sum.data(), sum.size());
     return digest;
-}
-
-std::vector<Digest> gather(Communicator& world, const Digest& own) {
-    std::vector<Digest> all(static_cast<std::size_t>(world.size()));
-    Digest mine = own;
-    const auto words = static_cast<std::int64_t>(Digest::words);
-    world.all_gather({reinterpret_cast<std::byte*>(all.data()), DType::int32, {words * world.size()}},
-                     {reinterpret_cast<std::byte*>(&mine), DType::int32, {words}});
-    return all;
 }
 
 // The text of rank `root`, on all ranks.
@@ -69,7 +61,7 @@ int rank_of_majority(const std::vector<Digest>& digests) {
 void for_each_different_rank(Communicator& world, const RankText& own,
                              const std::function<void(const DifferentRank&)>& see) {
     if (world.size() == 1) return;
-    const std::vector<Digest> digests = gather(world, digest_of(own));
+    const std::vector<Digest> digests = values_of_ranks(world, digest_of(own));
     const int chosen = rank_of_majority(digests);
     const auto of = [&](int rank) -> const Digest& { return digests[static_cast<std::size_t>(rank)]; };
     if (!of(chosen).is_valid()) return;

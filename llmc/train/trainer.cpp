@@ -11,6 +11,7 @@
 #include <string>
 #include <utility>
 
+#include "llmc/comm/values_of_ranks.h"
 #include "llmc/core/error.h"
 #include "llmc/core/random.h"
 #include "llmc/io/checkpoint.h"
@@ -126,10 +127,10 @@ void Trainer::choose_algorithms(std::string_view earlier, std::int64_t prompt_to
     if (std::ranges::find(roots, world_.rank()) == roots.end()) perform_lists();
     executor_.load_code(plan_.training, next_update());
     device_.set_loading(false);
-    const LeftOut own = device_.left_out();
-    std::array counts = {static_cast<double>(own.failing), static_cast<double>(own.varying)};
-    world_.all_reduce({reinterpret_cast<std::byte*>(counts.data()), DType::fp64, {std::ssize(counts)}});
-    left_out_ = {.failing = std::llround(counts[0]), .varying = std::llround(counts[1])};
+    for (const LeftOut& of_rank : values_of_ranks(world_, device_.left_out())) {
+        left_out_.failing += of_rank.failing;
+        left_out_.varying += of_rank.varying;
+    }
 }
 
 Update Trainer::next_update() const {
