@@ -14,31 +14,6 @@
 
 namespace llmc {
 
-// The phases of a step, whose milliseconds are measured. `communication` is the time for which computing
-// stood still; communication that overlaps with computing costs nothing here. `disk` is the same of a disk. Copies
-// between a device and the host count as communication.
-enum class Phase { data, forward, backward, communication, norm, update, disk };
-inline constexpr std::array all_phases = {Phase::data, Phase::forward, Phase::backward, Phase::communication,
-                                          Phase::norm, Phase::update,  Phase::disk};
-inline std::string_view name_of(Phase phase) {
-    return name_among(phase, "data", "forward", "backward", "communication", "norm", "update", "disk");
-}
-// The phase to which the time of an action counts.
-inline Phase phase_of(ActionKind kind) {
-    using enum Phase;
-    // In the order of ActionKind.
-    constexpr std::array phases = {data,          communication, forward,       backward,      forward,
-                                   forward,       backward,      backward,      backward,      backward,
-                                   communication, communication, communication, communication, forward,
-                                   backward,      backward,      communication, communication, backward,
-                                   communication, communication, communication, communication, communication,
-                                   communication, communication, norm,          communication, norm,
-                                   update,        disk,          disk,          disk,          disk,
-                                   communication, communication};
-    static_assert(phases.size() == static_cast<std::size_t>(ActionKind::download_parameters) + 1);
-    return phases.at(static_cast<std::size_t>(kind));
-}
-
 // Milliseconds by phase.
 class PhaseTimes {
   public:

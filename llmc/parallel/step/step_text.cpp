@@ -15,16 +15,6 @@
 
 namespace llmc {
 
-std::string_view name_of(ActionKind kind) {
-    return name_among(
-        kind, "load", "gather_parameters", "release", "zero", "forward", "forward_rows", "recompute",
-        "backward", "backward_input", "backward_weight", "receive_activation", "send_activation",
-        "receive_gradient", "send_gradient", "logits", "round", "accumulate", "reduce_scatter", "all_reduce",
-        "accumulate_shard", "sum_replicated", "sum_tied", "gather_gradients", "reduce_loss", "reduce_amax",
-        "upload_gradients", "download_gradients", "square", "gather_squares", "norm", "update", "read_state",
-        "write_state", "read_parameters", "write_parameters", "upload_parameters", "download_parameters");
-}
-
 namespace {
 
 std::string_view name_of(BufferRole role) {
