@@ -60,7 +60,8 @@ def run(command, timeout, **more):
         return subprocess.run([str(word) for word in command], env=environment(**more), capture_output=True, text=True,
                               timeout=timeout)
     except subprocess.TimeoutExpired as late:
-        raise Late(f"{pathlib.Path(command[0]).name} was ended after {timeout:.0f} s") from late
+        said = (late.stdout or b"").decode(errors="replace")
+        raise Late(f"{pathlib.Path(command[0]).name} was ended after {timeout:.0f} s", said) from late
 
 
 # Statuses of coreutils' timeout. The second one means that the first signal did not end the program.

@@ -125,6 +125,9 @@ void Trainer::choose_algorithms(std::string_view earlier, std::int64_t prompt_to
     // ranks, while loading may wait for all work of the device.
     device_.set_loading(true);
     if (std::ranges::find(roots, world_.rank()) == roots.end()) perform_lists();
+    // Samples under --recompute block multiply all rows so far: more shapes than are chosen for.
+    if (plan_.spec.model.sequence_length > 1)
+        executor_.autotune(plan_.generation, 1, plan_.spec.model.vocabulary, {.position = 1, .count = 1});
     executor_.load_code(plan_.training, next_update());
     device_.set_loading(false);
     for (const LeftOut& of_rank : values_of_ranks(world_, device_.left_out())) {

@@ -47,6 +47,22 @@ def test_the_fastest_with_the_same_bits_each_time_is_taken_by_all(ranks, options
     assert [set(count["products"]) for count in counts] == [{"algorithm 33"}] * ranks
 
 
+TINY = ["--layers=2", "--channels=32", "--heads=2", "--seq-len=16"]
+
+
+@pytest.mark.parametrize("ranks, options", [
+    (1, ["--model=nanochat-tiny", "--vocab-size=64", *BF16]),
+    (2, ["--model=tiny", "--vocab-size=256", *TENSOR]),
+    (2, ["--model=llama-tiny", "--vocab-size=64", "--kv-heads=2", "--head-size=16", "--mlp-size=64", "--precision=te-fp8", "--zero-stage=3"])],
+    ids=["weights that begin as zeros", "a vocabulary of the other rank", "parameters that are not gathered"])
+def test_no_product_is_compared_on_zeros(ranks, options, experiment, tmp_path):
+    """Of zeros, a product has the same bits by any algorithm."""
+    run = train(tmp_path, "--train-data", experiment.data, "--global-batch-tokens=64", "--steps=1", *TINY, *options, ranks=ranks,
+                variables=cached(tmp_path) | {"SIMT_CHIP": "90"})
+    products = sum(map(len, choices(run.out_dir / "algorithms.txt").values()))
+    assert f"that gave other bits each time: {products};" in " ".join(run.output.split())
+
+
 def test_tf32_is_taken_where_it_is_asked_for(experiment, tmp_path):
     """TF32 rounds to 10 bits, and its algorithms are chosen separately."""
     exact, rounded, again = (train(tmp_path / str(i), *experiment.options("--dtype=fp32", *more, steps=5), variables=cached(tmp_path))

@@ -8,7 +8,9 @@
 namespace llmc::cuda {
 
 // sum += the checksum of `bytes` bytes, a multiple of 16, in device memory aligned to 16 bytes. It is a sum of
-// integers, so that the order in which blocks finish does not matter.
-void add_checksum(const LaunchContext& on, unsigned long long* sum, const void* data, std::int64_t bytes);
+// integers, so that the order in which blocks finish does not matter. The checksum of zeros is 0.
+// `ignored` are bits of each 32 that do not count, such as signs.
+void add_checksum(const LaunchContext& on, unsigned long long* sum, const void* data, std::int64_t bytes,
+                  unsigned ignored = 0);
 
 }  // namespace llmc::cuda

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "llmc/core/error.h"
+#include "llmc/core/random.h"
 #include "llmc/core/text.h"
 #include "llmc/device/cuda/checksum.h"
 
@@ -42,6 +43,7 @@ cudaDataType_t type_of(const LtMatrix& matrix) {
     return matrix.bytes->format == Fp8::e4m3 ? CUDA_R_8F_E4M3 : CUDA_R_8F_E5M2;
 }
 bool is_fp8(cudaDataType_t type) { return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2; }
+std::size_t size_of(cudaDataType_t type) { return is_fp8(type) ? 1 : type == CUDA_R_32F ? 4 : 2; }
 
 std::string_view name_of(cudaDataType_t type) {
     return is_fp8(type)          ? type == CUDA_R_8F_E4M3 ? "e4m3" : "e5m2"
@@ -235,7 +237,7 @@ LtProducts::Key LtProducts::key_of(const Tensor& d, const LtMatrix& a, const LtM
 }
 
 std::size_t LtProducts::bytes_of_result(const Key& key) {
-    return static_cast<std::size_t>(key.m * key.n) * (key.d == CUDA_R_32F ? 4 : 2);
+    return static_cast<std::size_t>(key.m * key.n) * size_of(key.d);
 }
 
 std::string LtProducts::name_of(const Key& key) {
@@ -275,7 +277,7 @@ void LtProducts::multiply(const Key& key, const Operands& operands) {
                         streams_.selected());
     };
     for (cublasStatus_t status = run(); status != CUBLAS_STATUS_SUCCESS; status = run()) {
-        why_left_out_ = cublasLtGetStatusString(status);
+        last_status_ = cublasLtGetStatusString(status);
         if (plan.algorithms.size() == 1) refuse(key);
         plan.algorithms.erase(plan.algorithms.begin());
         ++left_out_.failing;
@@ -295,7 +297,15 @@ LtProducts::Plan& LtProducts::plan_for(const Key& key, const Operands& operands)
         made->algorithms = made->heuristic(handle_, operands, workspace_bytes);
         if (made->algorithms.empty())
             programming_error("cuBLASLt has no algorithm for the product " + name_of(key));
-        if (measures_) made->algorithms = {fastest(*made, operands)};
+        if (measures_) {
+            // Of zeros, a product has the same bits by any algorithm: those of weights that begin as zeros, or of what
+            // other ranks have not sent yet.
+            const bool zero_a = make_up_zeros(operands.a, key.m * key.k, key.a);
+            const bool zero_b = make_up_zeros(operands.b, key.n * key.k, key.b);
+            made->algorithms = {fastest(*made, operands)};
+            if (zero_a) clear(operands.a, key.m * key.k, key.a);
+            if (zero_b) clear(operands.b, key.n * key.k, key.b);
+        }
     }
     plan = std::move(made);
     return *plan;
@@ -303,18 +313,53 @@ LtProducts::Plan& LtProducts::plan_for(const Key& key, const Operands& operands)
 
 // Ranks share their choices, so that none takes another algorithm than the others.
 void LtProducts::refuse(const Key& key) const {
-    if (why_left_out_.empty())
-        user_error(
-            "cuBLASLt has no algorithm for the product {} on this GPU that gives the same bits each time; "
-            "use "
-            "another version of it",
-            name_of(key));
     std::size_t free = 0, total = 0;
     check_cuda(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+    std::string why = last_status_;
+    if (left_out_.varying > 0)
+        why += why.empty() ? "algorithms give other bits each time" : ", or other bits each time";
     user_error(
         "cuBLASLt cannot compute the product {} on this GPU: {} ({} of its memory are free); see whether "
         "other programs use it, or give a smaller --micro-batch-size",
-        name_of(key), why_left_out_, human_bytes(free));
+        name_of(key), why, human_bytes(free));
+}
+
+// If a factor of `elements` numbers is zeros, fills it with random ones; returns whether.
+bool LtProducts::make_up_zeros(const void* factor, std::int64_t elements, cudaDataType_t type) const {
+    const std::size_t size = size_of(type), bytes = static_cast<std::size_t>(elements) * size;
+    const unsigned signs = is_fp8(type) ? 0x80808080U : type == CUDA_R_32F ? 0x80000000U : 0x80008000U;
+    if (checksum_of(factor, bytes, "a checksum", signs) != 0) return false;
+    const std::size_t count = std::min<std::size_t>(bytes / size, 1 << 16);
+    const RandomStream random(0, "autotune");
+    std::vector<std::byte> values(count * size);
+    for (std::size_t i = 0; i < count; ++i) {
+        const auto x = static_cast<float>(random.normal(i));
+        const auto put = [&](auto number) { std::memcpy(&values[i * size], &number, size); };
+        if (is_fp8(type)) {
+            put(static_cast<std::uint8_t>(0x28U + i % 16 +
+                                          (x < 0 ? 0x80U : 0U)));  // numbers up to 1 of both formats
+        } else if (type == CUDA_R_32F) {
+            put(x);
+        } else {
+            type == CUDA_R_16BF ? put(to_bfloat16(x)) : put(to_float16(x));
+        }
+    }
+    auto* const to = static_cast<std::byte*>(const_cast<void*>(factor));
+    const cudaStream_t stream = streams_.selected();
+    const char* const call = "making up a factor";
+    check_cuda(cudaMemcpyAsync(to, values.data(), values.size(), cudaMemcpyHostToDevice, stream), call);
+    for (std::size_t done = values.size(); done < bytes; done *= 2)
+        check_cuda(
+            cudaMemcpyAsync(to + done, to, std::min(done, bytes - done), cudaMemcpyDeviceToDevice, stream),
+            call);
+    streams_.finish();
+    return true;
+}
+
+void LtProducts::clear(const void* factor, std::int64_t elements, cudaDataType_t type) const {
+    check_cuda(cudaMemsetAsync(const_cast<void*>(factor), 0,
+                               static_cast<std::size_t>(elements) * size_of(type), streams_.selected()),
+               "cudaMemsetAsync");
 }
 
 cublasLtMatmulAlgo_t LtProducts::fastest(const Plan& plan, const Operands& operands) {
@@ -348,18 +393,17 @@ std::optional<float> LtProducts::measure(const Plan& plan, const cublasLtMatmulA
             plan.run(handle_, algorithm, operands, workspace_, workspace_bytes, stream);
         if (status != CUBLAS_STATUS_SUCCESS) {
             ++left_out_.failing;
-            why_left_out_ = cublasLtGetStatusString(status);
+            last_status_ = cublasLtGetStatusString(status);
             return std::nullopt;
         }
         check_cuda(cudaEventRecord(end.get(), stream), timing);
-        const std::uint64_t own_bits = checksum_of_result(plan.key(), operands);
+        const std::uint64_t own_bits = checksum_of(operands.d, bytes_of_result(plan.key()), timing);
         if (round < 0) {
             bits = own_bits;
             continue;
         }
         if (own_bits != bits) {
             ++left_out_.varying;
-            why_left_out_.clear();
             return std::nullopt;
         }
         check_cuda(cudaEventElapsedTime(&times[static_cast<std::size_t>(round)], start.get(), end.get()),
@@ -369,16 +413,15 @@ std::optional<float> LtProducts::measure(const Plan& plan, const cublasLtMatmulA
     return times[rounds / 2];
 }
 
-// Waits for the product. Its workspace is free again then.
-std::uint64_t LtProducts::checksum_of_result(const Key& key, const Operands& operands) const {
+// Waits for the product. Its workspace is free again then, and has the sum.
+std::uint64_t LtProducts::checksum_of(const void* data, std::size_t bytes, const std::string& call,
+                                      unsigned ignored) const {
     const cudaStream_t stream = streams_.selected();
-    const std::string call = "the product " + name_of(key);
     auto* const sum = static_cast<unsigned long long*>(workspace_);
     unsigned long long value = 0;
     if (sync_) check_cuda(streams_.wait_until_empty(), call);
     check_cuda(cudaMemsetAsync(sum, 0, sizeof value, stream), call);
-    add_checksum({.chip = chip_, .stream = stream}, sum, operands.d,
-                 static_cast<std::int64_t>(bytes_of_result(key)));
+    add_checksum({.chip = chip_, .stream = stream}, sum, data, static_cast<std::int64_t>(bytes), ignored);
     check_cuda(cudaMemcpyAsync(&value, sum, sizeof value, cudaMemcpyDeviceToHost, stream), call);
     check_cuda(cudaStreamSynchronize(stream), call);
     return value;

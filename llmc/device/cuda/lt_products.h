@@ -92,7 +92,10 @@ class LtProducts {
     // The median of the milliseconds that an algorithm takes; empty if it fails, or gives other bits each time.
     std::optional<float> measure(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm,
                                  const Operands& operands);
-    std::uint64_t checksum_of_result(const Key& key, const Operands& operands) const;
+    std::uint64_t checksum_of(const void* data, std::size_t bytes, const std::string& call,
+                              unsigned ignored = 0) const;
+    bool make_up_zeros(const void* factor, std::int64_t elements, cudaDataType_t type) const;
+    void clear(const void* factor, std::int64_t elements, cudaDataType_t type) const;
     [[noreturn]] void refuse(const Key& key) const;
     std::string library() const;
 
@@ -102,7 +105,7 @@ class LtProducts {
     bool tf32_, sync_;
     bool measures_ = false;
     LeftOut left_out_;
-    std::string why_left_out_;  // the last of them; empty if it gave other bits each time
+    std::string last_status_;  // of those that failed
     cublasLtHandle_t handle_ = nullptr;
     void* workspace_ = nullptr;
     std::map<Key, std::unique_ptr<Plan>> plans_;

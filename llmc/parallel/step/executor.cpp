@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "llmc/core/error.h"
-#include "llmc/core/random.h"
 
 namespace llmc {
 
@@ -116,7 +115,6 @@ void Executor::autotune(const Step& step, std::int64_t sequences, std::int64_t v
     take(step, input);
     ranks_ = ranks_.silent();
     for (const Action& action : step.actions) {
-        make_up_for(action);
         if (action.stream == StreamKind::compute && action.kind != ActionKind::square &&
             action.kind != ActionKind::norm && action.kind != ActionKind::sum_replicated)
             perform(action);
@@ -134,37 +132,6 @@ void Executor::load_code(const Step& step, const Update& update) {
         if (updates || action.kind == ActionKind::accumulate_shard || action.kind == ActionKind::square ||
             action.kind == ActionKind::norm)
             perform(action);
-    }
-}
-
-// Random numbers in place of what other ranks and the host's memory bring. Of zeros, a product would have the same bits
-// by any algorithm. What an update brings is here, and stays.
-void Executor::make_up_for(const Action& action) {
-    if (action.is_of_update) return;
-    switch (action.kind) {
-        case ActionKind::receive_activation:
-            return make_up(stream(action, action.writes), 1);
-        case ActionKind::receive_gradient:
-            return make_up(gradient(action.writes), 1);
-        case ActionKind::gather_parameters:
-            return make_up(store_.buffers(action.unit).parameters, 0.02);
-        case ActionKind::upload_parameters:
-            return make_up(on_device(action.writes.front()), 0.02);
-        default:
-            return;
-    }
-}
-
-void Executor::make_up(const Tensor& x, double deviation) {
-    const std::int64_t count = std::min<std::int64_t>(x.elements(), 1 << 16);
-    const RandomStream random(0, "autotune");
-    std::vector<float> values(static_cast<std::size_t>(count));
-    for (std::size_t i = 0; i < values.size(); ++i)
-        values[i] = static_cast<float>(deviation * random.normal(i));
-    upload_rounded(device_, x.flat(0, count), values);
-    for (std::int64_t done = count; done < x.elements(); done *= 2) {
-        const std::int64_t more = std::min(done, x.elements() - done);
-        ops_.copy(x.flat(done, more), x.flat(0, more));
     }
 }
 

@@ -82,9 +82,8 @@ class Executor final : private Performer {
     void watch_actions(bool on) { streams_->watch_actions(on); }
     std::span<const ActionTime> action_times() { return streams_->action_times(); }
 
-    // Performs the computations of a list except the norm and the update, without communication: on the tokens
-    // 0, 1, ..., vocabulary - 1, 0, ..., and on random numbers in place of what other ranks send. The device thus sees
-    // the shape of every product. `rows` is for generation.
+    // Performs the computations of a list except the norm and the update, without communication, on the tokens
+    // 0, 1, ..., vocabulary - 1, 0, ... The device thus sees the shape of every product. `rows` is for generation.
     void autotune(const Step& step, std::int64_t sequences, std::int64_t vocabulary,
                   const RowRange& rows = {});
 
@@ -101,8 +100,6 @@ class Executor final : private Performer {
     bool is_done(const Action& action) override;
     bool is_left_out(const Action& action) const;
     void load(const Action& action);
-    void make_up_for(const Action& action);
-    void make_up(const Tensor& x, double deviation);
     // Runs one of the lists of a part of the model.
     void run_part(const Action& action, const List& list);
     void forward_rows(const Action& action);
