@@ -216,7 +216,8 @@ OPERATIONS = {
     # Rows and columns.
     "quantise_to_bytes": Operation(
         quantise_to_bytes, [], [of(16, 16, 3.0), of(48, 112, 6.5), of(80, 64, 0.25, e5m2=True), of(128, 256, 448.0),
-                                of(16, 48, 2.0**-20, e5m2=True, transposed=False), of(64, 32, 2.0, plain=False)],
+                                of(16, 48, 2.0**-20, e5m2=True, transposed=False), of(64, 32, 2.0, plain=False),
+                                of(32, 64, 2.0, special=-math.inf), of(32, 64, 2.0, e5m2=True, special=math.nan)],
         dtypes=("bf16",)),
     # Rows, inputs, outputs.
     "fp8_matmul_forward": Operation(
