@@ -46,7 +46,7 @@ CASES = [
     Case("no GPU, two processes", ["--device=cuda"], ["--device cuda: no GPU: NVIDIA driver not found"], NO_GPU, 2),
     Case("no GPU on this machine", ["--device=cuda"], ["--device cuda: ", "try --device cpu"], NO_GPU, executable=CPU),
     Case("an older driver", [], ["the NVIDIA driver is for CUDA 12.2, but this program needs one for CUDA 13.0", "--device cpu"], {"SIMT_DRIVER": "12020"}),
-    *(Case(f"no pinned memory: {name}", ["--offload-optimizer=cpu"], ["of pinned host memory are not to be had; offload less"], {name: value}, late=True)
+    *(Case(f"no pinned memory: {name}", ["--offload-optimizer=cpu"], ["of pinned host memory are not to be had; end other programs"], {name: value}, late=True)
       for name, value in (("SIMT_FAIL", "hostmalloc:1"), ("SIMT_HOST_MEMORY", "1000"))),
     Case("a GPU that is too old", ["--device=cuda"], [], {"SIMT_CHIP": "75"}, pattern=
          r"GPU 0, .* \(sm_75\), has compute capability 7\.5, but the kernels need 8\.0; try --device cpu"),
