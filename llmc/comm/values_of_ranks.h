@@ -11,7 +11,8 @@ namespace llmc {
 
 // By rank. All ranks call it. The bytes of T travel, so that all ranks are programs of one build.
 template <class T>
-requires std::is_trivially_copyable_v<T> std::vector<T> values_of_ranks(Communicator& ranks, const T& own) {
+std::vector<T> values_of_ranks(Communicator& ranks, const T& own) {
+    static_assert(std::is_trivially_copyable_v<T>);
     std::vector<T> all(static_cast<std::size_t>(ranks.size()), own);
     const Tensor gathered{
         reinterpret_cast<std::byte*>(all.data()), DType::uint8, {ranks.size(), std::int64_t{sizeof(T)}}};

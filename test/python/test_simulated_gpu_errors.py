@@ -79,12 +79,16 @@ CASES = [
     # ---- a kernel fails, while algorithms are timed and in a step
     *(Case(f"launch {number} fails", [], [FAULT], {"SIMT_FAIL": f"launch:{number}"}, ranks, late=True)
       for number, ranks in ((1, 1), (300, 1), (300, 2))),
-    # A kernel or a product, while algorithms are timed, in the first step, or later.
+    # The number determines the kernel, because products are timed a fixed number of times.
     *(Case(f"launch {number} fails and is named", ["--cuda-sync"],
            [], {"SIMT_FAIL": f"launch:{number}"}, ranks, late=True, pattern=
-           r"kernel \w+(<.*>)? \(.* threads\) failed: an illegal memory access was encountered|"
-           rf"((timing )?the product .*|a checksum): {re.escape(ILLEGAL)}")
-      for number, ranks in ((1, 1), (3, 1), (19, 1), (20, 1), (56, 1), (296, 1), (16, 2), (296, 2))),
+           rf"kernel {kernel}_kernel\d+(<.*>)? \(.* threads\) failed: an illegal memory access was encountered"
+           if kernel else rf"{product} .*: {re.escape(ILLEGAL)}")
+      for number, ranks, kernel, product in (
+          (1, 1, "encoder_forward", ""), (3, 1, "", "timing the product 48x16x16 TN bf16>bf16 bias"),
+          (41, 1, "", "the product 48x16x16 TN bf16>bf16 bias"), (42, 1, "attention_forward", ""), (122, 1, "gelu_forward", ""),
+          (995, 1, "layernorm_forward", ""), (16, 2, "", "timing the product 48x8x16 TN bf16>bf16 bias"),
+          (995, 2, "layernorm_forward", ""))),
     Case("a copy fails", [], ["cudaMemcpyAsync: " + FAULT], {"SIMT_FAIL": "memcpy:5"}, late=True),
     Case("a copy fails, and kernels are waited for", ["--cuda-sync"], [], {"SIMT_FAIL": "memcpy:5"}, late=True,
          pattern=re.escape("cudaMemcpyAsync: " + ILLEGAL)),

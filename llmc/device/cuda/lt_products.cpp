@@ -278,7 +278,7 @@ void LtProducts::multiply(const Key& key, const Operands& operands) {
     };
     for (cublasStatus_t status = run(); status != CUBLAS_STATUS_SUCCESS; status = run()) {
         last_status_ = cublasLtGetStatusString(status);
-        if (plan.algorithms.size() == 1) refuse(key);
+        if (plan.algorithms.size() == 1) refuse(key, last_status_);
         plan.algorithms.erase(plan.algorithms.begin());
         ++left_out_.failing;
     }
@@ -300,8 +300,9 @@ LtProducts::Plan& LtProducts::plan_for(const Key& key, const Operands& operands)
         if (measures_) {
             // Of zeros, a product has the same bits by any algorithm: those of weights that begin as zeros, or of what
             // other ranks have not sent yet.
-            const bool zero_a = make_up_zeros(operands.a, key.m * key.k, key.a);
-            const bool zero_b = make_up_zeros(operands.b, key.n * key.k, key.b);
+            const std::string call = "timing the product " + name_of(key);
+            const bool zero_a = make_up_zeros(operands.a, key.m * key.k, key.a, call);
+            const bool zero_b = make_up_zeros(operands.b, key.n * key.k, key.b, call);
             made->algorithms = {fastest(*made, operands)};
             if (zero_a) clear(operands.a, key.m * key.k, key.a);
             if (zero_b) clear(operands.b, key.n * key.k, key.b);
@@ -312,12 +313,9 @@ LtProducts::Plan& LtProducts::plan_for(const Key& key, const Operands& operands)
 }
 
 // Ranks share their choices, so that none takes another algorithm than the others.
-void LtProducts::refuse(const Key& key) const {
+void LtProducts::refuse(const Key& key, const std::string& why) const {
     std::size_t free = 0, total = 0;
     check_cuda(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
-    std::string why = last_status_;
-    if (left_out_.varying > 0)
-        why += why.empty() ? "algorithms give other bits each time" : ", or other bits each time";
     user_error(
         "cuBLASLt cannot compute the product {} on this GPU: {} ({} of its memory are free); see whether "
         "other programs use it, or give a smaller --micro-batch-size",
@@ -325,10 +323,11 @@ void LtProducts::refuse(const Key& key) const {
 }
 
 // If a factor of `elements` numbers is zeros, fills it with random ones; returns whether.
-bool LtProducts::make_up_zeros(const void* factor, std::int64_t elements, cudaDataType_t type) const {
+bool LtProducts::make_up_zeros(const void* factor, std::int64_t elements, cudaDataType_t type,
+                               const std::string& call) const {
     const std::size_t size = size_of(type), bytes = static_cast<std::size_t>(elements) * size;
     const unsigned signs = is_fp8(type) ? 0x80808080U : type == CUDA_R_32F ? 0x80000000U : 0x80008000U;
-    if (checksum_of(factor, bytes, "a checksum", signs) != 0) return false;
+    if (checksum_of(factor, bytes, call, signs) != 0) return false;
     const std::size_t count = std::min<std::size_t>(bytes / size, 1 << 16);
     const RandomStream random(0, "autotune");
     std::vector<std::byte> values(count * size);
@@ -346,7 +345,6 @@ bool LtProducts::make_up_zeros(const void* factor, std::int64_t elements, cudaDa
     }
     auto* const to = static_cast<std::byte*>(const_cast<void*>(factor));
     const cudaStream_t stream = streams_.selected();
-    const char* const call = "making up a factor";
     check_cuda(cudaMemcpyAsync(to, values.data(), values.size(), cudaMemcpyHostToDevice, stream), call);
     for (std::size_t done = values.size(); done < bytes; done *= 2)
         check_cuda(
@@ -365,14 +363,18 @@ void LtProducts::clear(const void* factor, std::int64_t elements, cudaDataType_t
 cublasLtMatmulAlgo_t LtProducts::fastest(const Plan& plan, const Operands& operands) {
     const cublasLtMatmulAlgo_t* best = nullptr;
     float best_time = 0;
+    const LeftOut before = left_out_;
     for (const cublasLtMatmulAlgo_t& candidate : plan.algorithms) {
         const std::optional<float> time = measure(plan, candidate, operands);
         if (!time || (best && *time >= best_time)) continue;
         best = &candidate;
         best_time = *time;
     }
-    if (!best) refuse(plan.key());
-    return *best;
+    if (best) return *best;
+    std::string why = left_out_.failing > before.failing ? last_status_ : "";
+    if (left_out_.varying > before.varying)
+        why += why.empty() ? "other bits each time" : ", or other bits each time";
+    refuse(plan.key(), why);
 }
 
 // The first run loads the algorithm's code, and is not timed. Whether an algorithm's bits vary is seen from its

@@ -94,9 +94,10 @@ class LtProducts {
                                  const Operands& operands);
     std::uint64_t checksum_of(const void* data, std::size_t bytes, const std::string& call,
                               unsigned ignored = 0) const;
-    bool make_up_zeros(const void* factor, std::int64_t elements, cudaDataType_t type) const;
+    bool make_up_zeros(const void* factor, std::int64_t elements, cudaDataType_t type,
+                       const std::string& call) const;
     void clear(const void* factor, std::int64_t elements, cudaDataType_t type) const;
-    [[noreturn]] void refuse(const Key& key) const;
+    [[noreturn]] void refuse(const Key& key, const std::string& why) const;
     std::string library() const;
 
     CudaStreams& streams_;
