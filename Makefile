@@ -292,7 +292,7 @@ clean:  ## removes what was built (not runs/)
 
 # ---- Building --------------------------------------------------------------------------------------------
 
-$(BUILD)/test/unit: $(call objects,$(UNIT_SOURCES) $(filter %/timed_ops.cpp,$(BENCH_SOURCES))) $(LIBRARY) $(NO_GPU_OBJECTS) $(BUILD)/unit.txt
+$(BUILD)/test/unit: $(call objects,$(UNIT_SOURCES)) $(LIBRARY) $(NO_GPU_OBJECTS) $(BUILD)/unit.txt
 $(BUILD)/test/mpi: $(call objects,$(MPI_SOURCES)) $(LIBRARY) $(NO_GPU_OBJECTS) $(BUILD)/mpi.txt
 $(MPI_TOOLS): $(BUILD)/test/tools/%: $(BUILD)/objects/test/mpi/tools/%.o $(LIBRARY) $(NO_GPU_OBJECTS)
 $(PROBES): $(BUILD)/test/probe/%: $(BUILD)/objects/test/probe/%.o $(LIBRARY)

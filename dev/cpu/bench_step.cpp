@@ -18,12 +18,12 @@
 #include <string>
 
 #include "dev/cpu/ceilings.h"
-#include "dev/cpu/idle_ops.h"
 #include "dev/cpu/timed_ops.h"
 #include "llmc/comm/bootstrap.h"
 #include "llmc/data/data.h"
 #include "llmc/data/samples.h"
 #include "llmc/data/training_batches.h"
+#include "llmc/device/counting_ops.h"
 #include "llmc/device/device.h"
 #include "llmc/plan/run_plan.h"
 #include "llmc/train/options.h"
@@ -56,7 +56,7 @@ void say(const Json& json) {
 double host_microseconds(const Options& options, const RunPlan& plan, Device& device, HostCommunicator& world,
                          const MeshGroups& groups, TrainingBatches& batches, std::int64_t operations) {
     constexpr int steps = 20;
-    bench::DeviceWithOps idle(device, std::make_unique<bench::IdleOps>());
+    bench::DeviceWithOps idle(device, std::make_unique<IdleOps>());
     Trainer trainer(options, plan, idle, world, groups);
     double least = std::numeric_limits<double>::max();
     for (int step = 0; step < steps; ++step) least = std::min(least, trainer.train_step(batches).step_ms);

@@ -1,6 +1,5 @@
 // A device that times its operations. It passes every call to another device. For each operation and shape it
-// records the seconds and the work, which give a roofline. The work is the floating-point operations and the
-// bytes of operands, each counted once.
+// records the seconds and the work (OpCost), which give a roofline.
 #pragma once
 
 #include <cstdint>

@@ -19,6 +19,7 @@ struct Heads {
 
 // The elements of a row of the tensor, heads and others.
 inline std::int64_t row_elements(const Heads& heads) { return heads.rows.shape.last(); }
+inline std::int64_t number_of_rows(const Heads& heads) { return heads.rows.elements() / row_elements(heads); }
 
 // A tensor as rows of so many elements: (N,R), or (B,T,R) if it has the dimensions of sequences too.
 inline Tensor rows_of_heads(const Tensor& tensor, std::int64_t row) {

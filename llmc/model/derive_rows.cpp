@@ -18,8 +18,8 @@ void keep_rows(const Running& r, const Tensor* t) {
     const std::int64_t first_own = Own ? r.ranks.rank() * own : 0;
     const std::int64_t first = std::max(r.rows.position, first_own), last = std::min(end, first_own + own);
     if (first >= last) return;
-    r.ops.copy(t[0].flat((first - first_own) * C, (last - first) * C),
-               t[1].flat((first - r.rows.position) * C, (last - first) * C));
+    r.ops.run(Copy{t[0].flat((first - first_own) * C, (last - first) * C),
+                   t[1].flat((first - r.rows.position) * C, (last - first) * C)});
 }
 
 class DerivingRows {

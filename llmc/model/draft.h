@@ -6,13 +6,18 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
+#include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "llmc/core/error.h"
+#include "llmc/device/counting_ops.h"
 #include "llmc/model/part_lists.h"
 
 namespace llmc {
@@ -68,12 +73,35 @@ inline Ref read_of(const Operand& operand) {
     return {operand.index, operand.read_version, operand.is_own_tokens};
 }
 
-inline constexpr RunCall run_add = [](const Running& r, const Tensor* t) { r.ops.add(t[0], t[0], t[1]); };
-
 inline DraftCall copy_call(const Node& node, const Operand& to, const Operand& from,
-                           RunCall run_copy = run_op<&Ops::copy>) {
+                           RunCall run_copy = run_op<InOrder<Copy>>) {
     return {.node = &node, .name = "copy", .run = run_copy, .operands = {to, from}};
 }
+
+// How an operation uses one operand of its call, which may be several of its fields.
+struct Uses {
+    bool reads = false, writes = false, leaves_rest = false;
+
+    template <class T>
+    void add(const OperandField<T>& field) {
+        reads |= field.access != Access::write;
+        writes |= field.access != Access::read;
+        leaves_rest |= std::is_same_v<T, Heads> && writes;  // elements of the rows that belong to no head
+    }
+    bool suit(Access access) const {
+        switch (access) {
+            case Access::read:
+                return reads && !writes;
+            case Access::shape:
+                return !writes;
+            case Access::write:
+                return writes && !reads;
+            case Access::add:
+                return writes && (reads || leaves_rest);
+        }
+        return false;
+    }
+};
 
 // Writes the calls of nodes, one after the other. The second half of its functions is what rows of the table of
 // operations use.
@@ -192,8 +220,8 @@ class Calls {
         parameter.on_first_rank_only = true;
         return parameter;
     }
-    static Operand tokens() { return {.kind = Operand::Kind::tokens, .dtype = DType::int32}; }
-    static Operand targets() { return {.kind = Operand::Kind::targets, .dtype = DType::int32}; }
+    Operand tokens() const { return ids(Operand::Kind::tokens); }
+    Operand targets() const { return ids(Operand::Kind::targets); }
     // The node's table of angles, which is filled before the first step.
     Operand angles() const {
         const RopeAngles& of = *node_->angles;
@@ -259,8 +287,7 @@ class Calls {
         Ref ref = value(in(input));
         if (is_needed_later(ref)) {
             const Ref copied{make(out(output), Space::scratch)};
-            call("copy", run_op<&Ops::copy>,
-                 {operand(copied, Access::write, out(output)), operand(ref, Access::read, in(input))});
+            call<Copy>({operand(copied, Access::write, out(output)), operand(ref, Access::read, in(input))});
             ref = copied;
         }
         const Operand changed = next_version(ref, out(output), Half::both);
@@ -313,7 +340,7 @@ class Calls {
             return;
         }
         const Operand sum = change(in(input));
-        call("add", run_add, {sum, operand(passed, Access::read, out(output), Half::input)});
+        call_add(sum, operand(passed, Access::read, out(output), Half::input));
     }
     Operand own_gradient(int input, int output) {
         Ref own = whole_gradient(out(output));
@@ -339,12 +366,31 @@ class Calls {
         return made;
     }
 
+    // Calls the operation O. `make`, which captures nothing, makes it from the operands.
+    template <class O, class F>
+    void call(F make, std::vector<Operand> operands) {
+        check_accesses<O>(make, operands);
+        call(O::name, run_op<F>, std::move(operands));
+    }
+    // The same for an operation whose tensors are its first fields.
+    template <class O>
+    void call(std::vector<Operand> operands) {
+        call<O>(InOrder<O>{}, std::move(operands));
+    }
+    // sum += addend
+    void call_add(const Operand& sum, const Operand& addend) {
+        call<Add>([](const Running&, const Tensor* t) { return Add{t[0], t[0], t[1]}; }, {sum, addend});
+    }
+    void call_zero(const Operand& operand) {
+        call<Fill>([](const Running&, const Tensor* t) { return Fill{t[0], 0.0F}; }, {operand});
+    }
+    // A call of several operations, or of one at times.
     void call(std::string_view name, RunCall run, std::vector<Operand> operands) {
         calls.push_back({.node = node_, .name = name, .run = run, .operands = std::move(operands)});
         // Adds gradients of values that already have one.
         for (const auto& [value, made] : std::exchange(pending_, {})) {
             const Operand sum = change(value);
-            call("add", run_add, {sum, operand(made, Access::read, value, Half::input)});
+            call_add(sum, operand(made, Access::read, value, Half::input));
         }
     }
     // The same for an exchange between ranks. `bytes` is what each rank sends for all tokens of the batch.
@@ -356,6 +402,39 @@ class Calls {
     }
 
   private:
+    Operand ids(Operand::Kind kind) const {
+        return {.kind = kind, .shape = {sizes().batch, part_.tokens}, .dtype = DType::int32};
+    }
+
+    // Refuses operands that the operation O uses otherwise than their Access says. Makes it from tensors without
+    // memory, in whose addresses it finds them again.
+    template <class O, class F>
+    void check_accesses(const F& make, const std::vector<Operand>& operands) const {
+        IdleOps none;
+        const TensorParallel ranks = TensorParallel::silent(sizes().split.ranks);
+        std::array<Tensor, most_operands> tensors;
+        for (std::size_t i = 0; i < operands.size(); ++i) {
+            if (operands[i].kind == Operand::Kind::none) continue;
+            tensors.at(i) = {marked_address(i + 1), operands[i].dtype, operands[i].shape};
+        }
+        std::array<Uses, most_operands> uses{};
+        const auto note = [&]<class Field>(const Field& field) {
+            if constexpr (requires { field.operand; }) {
+                const std::uintptr_t number = mark_of(tensor_of(field.operand));
+                if (number > 0) uses.at(number - 1).add(field);
+            }
+        };
+        const O op = make(Running{.ops = none, .ranks = ranks, .node = node_, .loss_scale = 1, .rows = {}},
+                          tensors.data());
+        std::apply([&](const auto&... field) { (note(field), ...); }, op.fields());
+        for (std::size_t i = 0; i < operands.size(); ++i) {
+            if (operands[i].kind == Operand::Kind::none || uses[i].suit(operands[i].access)) continue;
+            programming_error(fmt::format("{}: {} {} passes operand {} of {} with another access than {} has",
+                                          part_.name, node().operation->name, node().name, i, O::name,
+                                          O::name));
+        }
+    }
+
     static std::size_t index(int i) { return static_cast<std::size_t>(i); }
     int in(int place) const { return node().in[index(place)]; }
     int out(int place) const { return node().out[index(place)]; }
@@ -379,7 +458,7 @@ class Calls {
         std::optional<Ref>& ref = gradients_[index(value)];
         if (ref) return;
         ref = {make_gradient_storage(value, Space::scratch)};
-        call("fill", run_zero, {operand(*ref, Access::write, value, Half::input)});
+        call_zero(operand(*ref, Access::write, value, Half::input));
     }
     Operand make_gradient_of(int value) {
         const Ref made{make_gradient_storage(value, Space::scratch)};
@@ -402,9 +481,8 @@ class Calls {
         for (int other = 0; other < std::ssize(part_.values); ++other) {
             if (!is_needed(other)) continue;
             const Ref copied{make_gradient_storage(value, Space::scratch)};
-            call("copy", run_op<&Ops::copy>,
-                 {operand(copied, Access::write, value, Half::input),
-                  operand(ref, Access::read, value, Half::input)});
+            call<Copy>({operand(copied, Access::write, value, Half::input),
+                        operand(ref, Access::read, value, Half::input)});
             ref = copied;
             break;
         }

@@ -39,29 +39,30 @@ void losses(const Running& r, const Tensor* t) {
         const Tensor logits = t[at::logits].slice(0, count), rows = all_rows.slice(first, count);
         const Tensor losses = t[at::losses].flat(first, count);
         const Tensor targets = t[at::targets].flat(first, count);
-        r.ops.matmul_forward(logits, rows, t[at::table], {});
+        r.ops.run(MatmulForward{logits, rows, t[at::table], {}});
         if (!r.ranks.is_shared()) {
-            r.ops.fused_classifier(logits, losses, targets, columns.count, r.loss_scale, Gradients, terms);
+            r.ops.run(
+                FusedClassifier{logits, losses, targets, columns.count, r.loss_scale, Gradients, terms});
         } else {
             const std::int64_t ranks = r.ranks.size();
             const Tensor all = t[at::statistics].flat(0, ranks * count * 3).view({ranks, count, 3});
             const Tensor own = all.slice(r.ranks.rank(), 1).view({count, 3});
-            r.ops.classifier_statistics(own, logits, targets, columns.count, columns.first, terms);
+            r.ops.run(ClassifierStatistics{own, logits, targets, columns.count, columns.first, terms});
             r.ranks.gather(all, own);
-            r.ops.classifier_from_statistics(logits, losses, all, targets, columns.count, columns.first,
-                                             r.loss_scale, Gradients, terms);
+            r.ops.run(ClassifierFromStatistics{logits, losses, all, targets, columns.count, columns.first,
+                                               r.loss_scale, Gradients, terms});
         }
         if constexpr (Gradients)
-            r.ops.matmul_backward(t[at::dinput].rows().slice(first, count), t[at::dtable], {}, logits, rows,
-                                  t[at::table]);
+            r.ops.run(MatmulBackward{
+                t[at::dinput].rows().slice(first, count), t[at::dtable], {}, logits, rows, t[at::table]});
     }
 }
 
 // Computes the logits of one row, for all columns in the order of the vocabulary.
 void logits_of_row(const Running& r, const Tensor* t) {
     const Tensor logits = t[at::logits].slice(0, 1), all = t[at::all_columns];
-    r.ops.matmul_forward(logits, t[at::input].rows(), t[at::table], {});
-    if (const float cap = terms_of(*r.node).cap; cap > 0) r.ops.soft_cap(logits, logits, cap);
+    r.ops.run(MatmulForward{logits, t[at::input].rows(), t[at::table], {}});
+    if (const float cap = terms_of(*r.node).cap; cap > 0) r.ops.run(SoftCap{logits, logits, cap});
     if (r.ranks.is_shared()) r.ranks.gather(all.flat(0, all.elements()), logits.flat(0, logits.elements()));
 }
 
@@ -76,8 +77,7 @@ void call_losses(Calls& c, std::string_view name, RunCall run, const Operand& di
         columns = c.local("all columns", s.dtype, {R, table.shape[0]});
     }
     const auto statistics_of_all = static_cast<std::uint64_t>(losses.shape.elements() * 3 * (R - 1));
-    c.exchange(name, run,
-               {losses, Calls::targets(), input, table, logits, statistics, columns, dinput, dtable},
+    c.exchange(name, run, {losses, c.targets(), input, table, logits, statistics, columns, dinput, dtable},
                statistics_of_all * sizeof(float));
 }
 

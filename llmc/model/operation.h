@@ -1,12 +1,14 @@
 // A row of the table of operations (operations*.cpp, head_loss.cpp), and the operands of the calls that it writes
-// (draft.h). A call runs a function of Ops or an exchange between tensor-parallel ranks. placing.cpp decides where
-// its operands lie.
+// (draft.h). A call runs an operation of device/ops.h or an exchange between tensor-parallel ranks. placing.cpp decides
+// where its operands lie.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string_view>
+#include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -58,26 +60,23 @@ struct Running {
 };
 using RunCall = void (*)(const Running& running, const Tensor* operands);
 
-// Calls a function of Ops whose arguments are the operands in their order: run_op<&Ops::add>.
-template <auto Function, class... Tensors>
-constexpr RunCall run_in_order(void (Ops::*)(Tensors...)) {
-    return [](const Running& running, const Tensor* operands) {
-        [&]<std::size_t... I>(std::index_sequence<I...>) { (running.ops.*Function)(operands[I]...); }
-        (std::index_sequence_for<Tensors...>{});
-    };
-}
-template <auto Function>
-inline constexpr RunCall run_op = run_in_order<Function>(Function);
+// Makes an operation whose tensors are its first fields: these are the operands of a call, in their order.
+template <class O>
+struct InOrder {
+    O operator()(const Running&, const Tensor* t) const { return make(t, O{}.fields()); }
 
-// Fills an operand with zeros.
-inline constexpr RunCall run_zero = [](const Running& r, const Tensor* t) { r.ops.fill(t[0], 0.0F); };
-
-enum class Access {
-    read,
-    write,
-    add,   // changes the present values
-    shape  // uses only its shape
+  private:
+    template <class... Fields>
+    static O make(const Tensor* t, const std::tuple<Fields...>&) {
+        constexpr std::size_t tensors = (std::size_t{std::is_same_v<Fields, OperandField<Tensor>>} + ...);
+        return [&]<std::size_t... I>(std::index_sequence<I...>) { return O{t[I]...}; }
+        (std::make_index_sequence<tensors>{});
+    }
 };
+// Runs the operation that F makes.
+template <class F>
+inline constexpr RunCall run_op = [](const Running& r, const Tensor* t) { r.ops.run(F{}(r, t)); };
+
 // The half of the backward pass that needs an operand or, if it is written, makes it.
 enum class Half { both, input, weight };
 

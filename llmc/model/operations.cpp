@@ -22,27 +22,27 @@ std::optional<std::int64_t> first_row(const TensorParallel& ranks, const Tensor&
 }
 
 template <bool OfRows>
-void embed(const Running& r, const Tensor* t) {
-    const Tensor positions = OfRows && t[3] ? t[3].slice(r.rows.position, r.rows.count) : t[3];
-    r.ops.encoder_forward(t[0], t[1], t[2], positions, first_row(r.ranks, t[2]));
-}
-void call_embed(Calls& c, RunCall run) {
-    c.call("encoder_forward", run,
-           {c.output(0), Calls::tokens(), c.parameter(0), c.on_first_rank_only(c.parameter(1))});
+void call_embed(Calls& c) {
+    c.call<EncoderForward>(
+        [](const Running& r, const Tensor* t) {
+            const Tensor positions = OfRows && t[3] ? t[3].slice(r.rows.position, r.rows.count) : t[3];
+            return EncoderForward{t[0], t[1], t[2], positions, first_row(r.ranks, t[2])};
+        },
+        {c.output(0), c.tokens(), c.parameter(0), c.on_first_rank_only(c.parameter(1))});
 }
 
 const Operation embedding_row{
     .name = "embedding",
-    .forward = [](Calls& c) { call_embed(c, embed<false>); },
+    .forward = call_embed<false>,
     .backward =
         [](Calls& c) {
-            c.call("encoder_backward",
-                   [](const Running& r, const Tensor* t) {
-                       r.ops.encoder_backward(t[0], t[1], t[2], t[3], first_row(r.ranks, t[0]));
-                   },
-                   {c.parameter_gradient(0), c.parameter_gradient(1), c.gradient(0), Calls::tokens()});
+            c.call<EncoderBackward>(
+                [](const Running& r, const Tensor* t) {
+                    return EncoderBackward{t[0], t[1], t[2], t[3], first_row(r.ranks, t[0])};
+                },
+                {c.parameter_gradient(0), c.parameter_gradient(1), c.gradient(0), c.tokens()});
         },
-    .rows = [](Calls& c) { call_embed(c, embed<true>); },
+    .rows = call_embed<true>,
     .takes_tokens = true,
     .work = elementwise<1, 2>,
     .workspace = ask_for_rows};
@@ -69,7 +69,7 @@ constexpr RunCall sum_own_tokens = [](const Running& r, const Tensor* t) {
 const Operation add_row{.name = "add",
                         .forward =
                             [](Calls& c) {
-                                c.call("add", run_op<&Ops::add>, {c.output(0), c.read(0), c.read(1)});
+                                c.call<Add>({c.output(0), c.read(0), c.read(1)});
                             },
                         .backward =
                             [](Calls& c) {

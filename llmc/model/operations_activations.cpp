@@ -11,27 +11,26 @@ namespace llmc {
 
 namespace {
 
-template <auto Forward>
+template <class Forward>
 void call_forward(Calls& c) {
-    c.call(c.node().operation->name, run_op<Forward>, {c.output(0).by_token(), c.read(0).by_token()});
+    c.call<Forward>({c.output(0).by_token(), c.read(0).by_token()});
 }
-template <auto Backward>
+template <class Backward>
 void call_backward(Calls& c) {
-    c.call(c.node().operation->name, run_op<Backward>,
-           {c.make_gradient(0).by_token(), c.gradient(0).by_token(), c.read(0).by_token()});
+    c.call<Backward>({c.make_gradient(0).by_token(), c.gradient(0).by_token(), c.read(0).by_token()});
 }
 
 const Operation swiglu_row{.name = "swiglu",
-                           .forward = call_forward<&Ops::swiglu_forward>,
-                           .backward = call_backward<&Ops::swiglu_backward>,
-                           .recompute = call_forward<&Ops::swiglu_forward>,
+                           .forward = call_forward<SwigluForward>,
+                           .backward = call_backward<SwigluBackward>,
+                           .recompute = call_forward<SwigluForward>,
                            .recomputed = 0,
                            .work = elementwise<5, 11>};
 
 const Operation relu_squared_row{.name = "relu_squared",
-                                 .forward = call_forward<&Ops::relu_squared_forward>,
-                                 .backward = call_backward<&Ops::relu_squared_backward>,
-                                 .recompute = call_forward<&Ops::relu_squared_forward>,
+                                 .forward = call_forward<ReluSquaredForward>,
+                                 .backward = call_backward<ReluSquaredBackward>,
+                                 .recompute = call_forward<ReluSquaredForward>,
                                  .recomputed = 0,
                                  .work = elementwise<2, 3>};
 

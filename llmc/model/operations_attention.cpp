@@ -45,42 +45,46 @@ const Operation attention_row{
     .name = "attention",
     .forward =
         [](Calls& c) {
-            c.call("attention_forward",
-                   [](const Running& r, const Tensor* t) {
-                       const auto [q, k, v] = heads_of(r, t[2], t[3], t[0].shape.last());
-                       r.ops.attention_forward(t[0], t[1], q, k, v, r.node->sizes[2]);
-                   },
-                   {c.output(0), c.output(1), c.read(0), packed_of(c)});
+            c.call<AttentionForward>(
+                [](const Running& r, const Tensor* t) {
+                    const auto [q, k, v] = heads_of(r, t[2], t[3], t[0].shape.last());
+                    return AttentionForward{t[0], t[1], q, k, v, r.node->sizes[2]};
+                },
+                {c.output(0), c.output(1), c.read(0), packed_of(c)});
         },
     .backward =
         [](Calls& c) {
             const bool is_apart = c.node().in.size() > 1;
-            c.call("attention_backward",
-                   [](const Running& r, const Tensor* t) {
-                       const std::int64_t D = t[5].shape.last();
-                       const auto [dq, dk, dv] = heads_of(r, t[0], t[1], D);
-                       const auto [q, k, v] = heads_of(r, t[3], t[4], D);
-                       r.ops.attention_backward(dq, dk, dv, t[2], q, k, v, t[5], t[6], r.node->sizes[2]);
-                   },
-                   {c.make_gradient(0), is_apart ? c.make_gradient(1) : Operand{}, c.gradient(0).for_input(),
-                    c.read(0).for_input(), packed_of(c).for_input(), c.output(0, Access::read).for_input(),
-                    c.output(1, Access::read).for_input()});
+            c.call<AttentionBackward>(
+                [](const Running& r, const Tensor* t) {
+                    const std::int64_t D = t[5].shape.last();
+                    const auto [dq, dk, dv] = heads_of(r, t[0], t[1], D);
+                    const auto [q, k, v] = heads_of(r, t[3], t[4], D);
+                    return AttentionBackward{dq, dk, dv, t[2], q, k, v, t[5], t[6], r.node->sizes[2]};
+                },
+                {c.make_gradient(0), is_apart ? c.make_gradient(1) : Operand{}, c.gradient(0).for_input(),
+                 c.read(0).for_input(), packed_of(c).for_input(), c.output(0, Access::read).for_input(),
+                 c.output(1, Access::read).for_input()});
         },
     .rows =
         [](Calls& c) {
             const Operand out = c.output(0);  // (B,T,H,D)
             const std::int64_t K = own_heads(c.node(), c.sizes().split.ranks).keys;
-            c.call("attention_cached_forward",
-                   [](const Running& r, const Tensor* t) {
-                       // The number of new rows, or of all rows.
-                       const std::int64_t made = t[2].shape[1];
-                       const Shape heads{t[0].shape[2], t[0].shape[3]};
-                       const auto [q, k, v] = heads_of(r, t[2], t[3], heads.last());
-                       r.ops.attention_cached_forward(t[0].view(Shape{made} + heads), t[1], q, k, v,
-                                                      r.rows.position + r.rows.count - made,
-                                                      r.node->sizes[2]);
-                   },
-                   {out, c.cache({out.shape[1], 2, K, out.shape[3]}), c.read(0), packed_of(c)});
+            c.call<AttentionCachedForward>(
+                [](const Running& r, const Tensor* t) {
+                    // The number of new rows, or of all rows.
+                    const std::int64_t made = t[2].shape[1];
+                    const Shape heads{t[0].shape[2], t[0].shape[3]};
+                    const auto [q, k, v] = heads_of(r, t[2], t[3], heads.last());
+                    return AttentionCachedForward{t[0].view(Shape{made} + heads),
+                                                  t[1],
+                                                  q,
+                                                  k,
+                                                  v,
+                                                  r.rows.position + r.rows.count - made,
+                                                  r.node->sizes[2]};
+                },
+                {out, c.cache({out.shape[1], 2, K, out.shape[3]}), c.read(0), packed_of(c)});
         },
     .has_cache = true,
     .work =
@@ -108,35 +112,35 @@ const Operation attention_row{
 // ---- rotary positions
 
 // sizes[2]: whether the angles are negative
-void rotate(const Running& r, const Tensor& x, const Tensor& angles, std::int64_t position,
+Rope rotate(const Running& r, const Tensor& x, const Tensor& angles, std::int64_t position,
             bool is_backward) {
     const auto [H, K] = own_heads(*r.node, r.ranks.size());
     const std::int64_t D = 2 * angles.shape[1];
     const Heads heads{rows_of_heads(x, x.shape.last() == D ? x.shape[2] * D : x.shape.last()), 0, H + K, D};
-    r.ops.rope(heads, angles, position, (r.node->sizes[2] != 0) != is_backward);
+    return {heads, angles, position, (r.node->sizes[2] != 0) != is_backward};
 }
 
 const Operation rope_row{
     .name = "rope",
     .forward =
         [](Calls& c) {
-            c.call("rope", [](const Running& r, const Tensor* t) { rotate(r, t[0], t[1], 0, false); },
-                   {c.in_place(0, 0), c.angles()});
+            c.call<Rope>([](const Running& r, const Tensor* t) { return rotate(r, t[0], t[1], 0, false); },
+                         {c.in_place(0, 0), c.angles()});
         },
     .backward =
         [](Calls& c) {
-            c.call("rope", [](const Running& r, const Tensor* t) { rotate(r, t[0], t[1], 0, true); },
-                   {c.changed_gradient(0), c.angles()});
+            c.call<Rope>([](const Running& r, const Tensor* t) { return rotate(r, t[0], t[1], 0, true); },
+                         {c.changed_gradient(0), c.angles()});
             c.pass_gradient(0, 0);
         },
     .rows =
         [](Calls& c) {
-            c.call("rope",
-                   [](const Running& r, const Tensor* t) {
-                       // t[0] has the new rows, or all rows.
-                       rotate(r, t[0], t[1], r.rows.position + r.rows.count - t[0].shape[1], false);
-                   },
-                   {c.in_place(0, 0), c.angles()});
+            c.call<Rope>(
+                [](const Running& r, const Tensor* t) {
+                    // t[0] has the new rows, or all rows.
+                    return rotate(r, t[0], t[1], r.rows.position + r.rows.count - t[0].shape[1], false);
+                },
+                {c.in_place(0, 0), c.angles()});
         },
     .work =
         [](const Part& part, const Node& node) {
@@ -171,10 +175,8 @@ std::pair<Heads, Heads> normed_heads(const Running& r, const Tensor& tensor, boo
 // The sums of the rows of the queries, then of the keys, on all ranks; `sum` writes this rank's. Empty if
 // each rank has whole rows.
 template <class SumOwn>
-std::pair<std::optional<SharedRows>, std::optional<SharedRows>> sums_of_ranks(const Running& r,
-                                                                              const Tensor& memory,
-                                                                              const Heads& q, const Heads& k,
-                                                                              SumOwn&& sum) {
+std::pair<SharedRows, SharedRows> sums_of_ranks(const Running& r, const Tensor& memory, const Heads& q,
+                                                const Heads& k, SumOwn&& sum) {
     if (!memory) return {};
     const std::int64_t R = r.ranks.size(), rows = q.rows.elements() / row_elements(q);
     const auto of = [&](std::int64_t place, const Heads& heads) {
@@ -201,11 +203,11 @@ void normalise_heads(const Running& r, const Tensor* t) {
     const auto [q, k] = normed_heads(r, t[3], true);
     const auto [to_q, to_k] = normed_heads(r, t[0], false);
     const auto [of_q, of_k] = sums_of_ranks(r, t[6], q, k, [&](std::int64_t place, const Tensor& own) {
-        r.ops.head_norm_sums(own, place == 0 ? q : k);
+        r.ops.run(HeadNormSums{own, place == 0 ? q : k});
     });
     const auto eps = static_cast<float>(r.node->numbers[0]);
-    r.ops.head_norm_forward(to_q, t[1], q, t[4], eps, of_q);
-    r.ops.head_norm_forward(to_k, t[2], k, t[5], eps, of_k);
+    r.ops.run(HeadNormForward{to_q, t[1], q, t[4], eps, of_q});
+    r.ops.run(HeadNormForward{to_k, t[2], k, t[5], eps, of_k});
 }
 
 // In the half of the backward pass for the weights there is no din, and the sums are not needed.
@@ -215,11 +217,11 @@ void normalise_heads_backward(const Running& r, const Tensor* t) {
     const auto [q, k] = normed_heads(r, t[4], true);
     const Tensor sums = t[0] ? t[9] : Tensor{};
     const auto [of_q, of_k] = sums_of_ranks(r, sums, q, k, [&](std::int64_t place, const Tensor& own) {
-        r.ops.head_norm_backward_sums(own, place == 0 ? dq : dk, place == 0 ? q : k, t[5 + place],
-                                      t[7 + place]);
+        r.ops.run(
+            HeadNormBackwardSums{own, place == 0 ? dq : dk, place == 0 ? q : k, t[5 + place], t[7 + place]});
     });
-    r.ops.head_norm_backward(to_q, t[1], dq, q, t[5], t[7], of_q);
-    r.ops.head_norm_backward(to_k, t[2], dk, k, t[6], t[8], of_k);
+    r.ops.run(HeadNormBackward{to_q, t[1], dq, q, t[5], t[7], of_q});
+    r.ops.run(HeadNormBackward{to_k, t[2], dk, k, t[6], t[8], of_k});
 }
 
 const Operation head_norm_row{

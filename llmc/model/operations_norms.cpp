@@ -11,13 +11,13 @@ namespace llmc {
 namespace {
 
 void call_layernorm(Calls& c, const Operand& in, int out) {
-    c.call("layernorm_forward", run_op<&Ops::layernorm_forward>,
-           {c.output(out), c.output(out + 1), c.output(out + 2), in, c.parameter(0), c.parameter(1)});
+    c.call<LayerNormForward>(
+        {c.output(out), c.output(out + 1), c.output(out + 2), in, c.parameter(0), c.parameter(1)});
 }
 void call_layernorm_backward(Calls& c, const Operand& din, const Operand& dout, const Operand& in, int mean) {
-    c.call("layernorm_backward", run_op<&Ops::layernorm_backward>,
-           {din, c.parameter_gradient(0), c.parameter_gradient(1), dout, in, c.parameter(0).for_input(),
-            c.output(mean, Access::read), c.output(mean + 1, Access::read)});
+    c.call<LayerNormBackward>({din, c.parameter_gradient(0), c.parameter_gradient(1), dout, in,
+                               c.parameter(0).for_input(), c.output(mean, Access::read),
+                               c.output(mean + 1, Access::read)});
 }
 
 const Operation layernorm_row{
@@ -34,9 +34,8 @@ const Operation add_layernorm_row{
     .name = "add_layernorm",
     .forward =
         [](Calls& c) {
-            c.call("fused_residual_layernorm_forward", run_op<&Ops::fused_residual_layernorm_forward>,
-                   {c.output(0), c.output(1), c.output(2), c.output(3), c.read(0), c.read(1), c.parameter(0),
-                    c.parameter(1)});
+            c.call<FusedResidualLayerNormForward>({c.output(0), c.output(1), c.output(2), c.output(3),
+                                                   c.read(0), c.read(1), c.parameter(0), c.parameter(1)});
         },
     .backward =
         [](Calls& c) {
@@ -51,15 +50,14 @@ const Operation add_layernorm_row{
     .workspace = ask_for_layernorm};
 
 void call_rmsnorm(Calls& c, const Operand& in, int out) {
-    c.call("rmsnorm_forward",
-           [](const Running& r, const Tensor* t) {
-               r.ops.rmsnorm_forward(t[0], t[1], t[2], t[3], static_cast<float>(r.node->numbers[0]));
-           },
-           {c.output(out), c.output(out + 1), in, c.parameter(0)});
+    c.call<RmsNormForward>(
+        [](const Running& r, const Tensor* t) {
+            return RmsNormForward{t[0], t[1], t[2], t[3], static_cast<float>(r.node->numbers[0])};
+        },
+        {c.output(out), c.output(out + 1), in, c.parameter(0)});
 }
 void call_rmsnorm_backward(Calls& c, const Operand& din, const Operand& dout, const Operand& in, int rstd) {
-    c.call(
-        "rmsnorm_backward", run_op<&Ops::rmsnorm_backward>,
+    c.call<RmsNormBackward>(
         {din, c.parameter_gradient(0), dout, in, c.parameter(0).for_input(), c.output(rstd, Access::read)});
 }
 
@@ -76,12 +74,12 @@ const Operation add_rmsnorm_row{
     .name = "add_rmsnorm",
     .forward =
         [](Calls& c) {
-            c.call("fused_residual_rmsnorm_forward",
-                   [](const Running& r, const Tensor* t) {
-                       r.ops.fused_residual_rmsnorm_forward(t[0], t[1], t[2], t[3], t[4], t[5],
-                                                            static_cast<float>(r.node->numbers[0]));
-                   },
-                   {c.output(0), c.output(1), c.output(2), c.read(0), c.read(1), c.parameter(0)});
+            c.call<FusedResidualRmsNormForward>(
+                [](const Running& r, const Tensor* t) {
+                    return FusedResidualRmsNormForward{
+                        t[0], t[1], t[2], t[3], t[4], t[5], static_cast<float>(r.node->numbers[0])};
+                },
+                {c.output(0), c.output(1), c.output(2), c.read(0), c.read(1), c.parameter(0)});
         },
     .backward =
         [](Calls& c) {

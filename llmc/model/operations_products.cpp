@@ -49,10 +49,12 @@ void for_own_rows(const Running& r, const Tensor* t, F&& f) {
     }
 }
 constexpr RunCall copy_own_rows = [](const Running& r, const Tensor* t) {
-    for_own_rows(r, t, [&](const Tensor& own, const Tensor& together) { r.ops.copy(together, own); });
+    for_own_rows(r, t, [&](const Tensor& own, const Tensor& together) { r.ops.run(Copy{together, own}); });
 };
 constexpr RunCall add_own_rows = [](const Running& r, const Tensor* t) {
-    for_own_rows(r, t, [&](const Tensor& own, const Tensor& together) { r.ops.add(own, own, together); });
+    for_own_rows(r, t, [&](const Tensor& own, const Tensor& together) {
+        r.ops.run(Add{own, own, together});
+    });
 };
 
 // The matrices, or the biases, of a product as one operand of the calls of one half of the backward pass.
@@ -93,7 +95,7 @@ class Together {
         if (!is_there_) return {};
         if (!copies()) return c_.parameter_gradient(first_).as(shape_);
         gradient_ = c_.local(name, DType::fp32, shape_).for_weight();
-        c_.call("fill", run_zero, {gradient_});
+        c_.call_zero(gradient_);
         gradient_.access = Access::add;
         return gradient_;
     }
@@ -118,11 +120,17 @@ class Together {
 // ---- products in 8 bits
 
 constexpr RunCall record_amax = [](const Running& r, const Tensor* t) {
-    if (r.records_amax) r.ops.amax(t[0], t[1]);
+    if (r.records_amax) r.ops.run(Amax{t[0], t[1]});
+};
+
+template <Fp8 format>
+constexpr auto quantise = [](const Running&, const Tensor* t) {
+    return Quantise{t[0], t[1], t[2], format};
 };
 template <Fp8 format>
-constexpr RunCall run_quantise =
-    [](const Running& r, const Tensor* t) { r.ops.quantise(t[0], t[1], t[2], format); };
+constexpr auto quantise_to_bytes = [](const Running&, const Tensor* t) {
+    return QuantiseToBytes{{t[0], t[1], t[2]}, t[3], t[4], format};
+};
 
 // The greatest magnitude by which an operand is scaled. `records`: whether this is the first of its uses in a step,
 // where delayed scaling sees the magnitudes for later steps.
@@ -132,9 +140,9 @@ Operand amax_of(Calls& c, const Operand& operand, Fp8Operand which, bool records
     if (c.sizes().fp8 == Fp8Scaling::current) {
         Operand amax = c.local(names[static_cast<std::size_t>(which)], DType::fp32, {1});
         amax.half = operand.half;
-        c.call("fill", run_zero, {amax});
+        c.call_zero(amax);
         amax.access = Access::add;
-        c.call("amax", run_op<&Ops::amax>, {amax, operand});
+        c.call<Amax>({amax, operand});
         amax.access = Access::read;
         return amax;
     }
@@ -156,8 +164,11 @@ Operand in_fp8(Calls& c, Operand operand, Fp8Operand which, bool records, Half h
     const Operand amax = amax_of(c, operand, which, records);
     Operand made = c.local_like(names[static_cast<std::size_t>(which)], operand);
     made.half = half;
-    c.call("quantise", which == Fp8Operand::gradient ? run_quantise<Fp8::e5m2> : run_quantise<Fp8::e4m3>,
-           {made, operand, amax});
+    const std::vector<Operand> operands = {made, operand, amax};
+    if (which == Fp8Operand::gradient)
+        c.call<Quantise>(quantise<Fp8::e5m2>, operands);
+    else
+        c.call<Quantise>(quantise<Fp8::e4m3>, operands);
     made.access = Access::read;
     return made;
 }
@@ -169,10 +180,6 @@ struct Bytes {
 bool reads_bytes(Calls& c) {
     return c.sizes().fp8 != Fp8Scaling::none && c.sizes().fp8_dtype == DType::uint8;
 }
-template <Fp8 format>
-constexpr RunCall run_quantise_to_bytes = [](const Running& r, const Tensor* t) {
-    r.ops.quantise_to_bytes({t[0], t[1], t[2]}, t[3], t[4], format);
-};
 // `plain` and `transposed`: the half of the backward pass that reads the copy, if there is one.
 Bytes in_bytes(Calls& c, Operand operand, Fp8Operand which, bool records, std::optional<Half> plain,
                std::optional<Half> transposed) {
@@ -197,20 +204,14 @@ Bytes in_bytes(Calls& c, Operand operand, Fp8Operand which, bool records, std::o
         made.transposed = c.local(names.transposed, DType::uint8, {columns, rows});
         made.transposed.half = *transposed;
     }
-    c.call(
-        "quantise",
-        which == Fp8Operand::gradient ? run_quantise_to_bytes<Fp8::e5m2> : run_quantise_to_bytes<Fp8::e4m3>,
-        {made.plain, made.transposed, made.inverse, operand, amax});
+    const std::vector<Operand> operands = {made.plain, made.transposed, made.inverse, operand, amax};
+    if (which == Fp8Operand::gradient)
+        c.call<QuantiseToBytes>(quantise_to_bytes<Fp8::e5m2>, operands);
+    else
+        c.call<QuantiseToBytes>(quantise_to_bytes<Fp8::e4m3>, operands);
     made.plain.access = made.transposed.access = made.inverse.access = Access::read;
     return made;
 }
-
-constexpr RunCall run_fp8_forward = [](const Running& r, const Tensor* t) {
-    r.ops.fp8_matmul_forward(t[0], {t[1], {}, t[2]}, {t[3], {}, t[4]}, t[5], t[6]);
-};
-constexpr RunCall run_fp8_backward = [](const Running& r, const Tensor* t) {
-    r.ops.fp8_matmul_backward(t[0], t[1], {t[2], t[3], t[4]}, {{}, t[5], t[6]}, {{}, t[7], t[8]}, t[9]);
-};
 
 void call_product(Calls& c, const Operand& pre_gelu) {
     Together weight(c, 0), bias(c, matrices(c.node()));
@@ -222,14 +223,15 @@ void call_product(Calls& c, const Operand& pre_gelu) {
     if (reads_bytes(c)) {
         const Bytes matrix_bytes = in_bytes(c, matrix, Fp8Operand::matrix, true, Half::both, {}),
                     in_of = in_bytes(c, in, Fp8Operand::input, true, Half::both, {});
-        return c.call(
-            "fp8_matmul_forward", run_fp8_forward,
+        return c.call<Fp8MatmulForward>(
+            [](const Running&, const Tensor* t) {
+                return Fp8MatmulForward{t[0], {t[1], {}, t[2]}, {t[3], {}, t[4]}, t[5], t[6]};
+            },
             {out, in_of.plain, in_of.inverse, matrix_bytes.plain, matrix_bytes.inverse, added, pre_gelu});
     }
     const Operand rounded_matrix = in_fp8(c, matrix, Fp8Operand::matrix, true),
                   rounded_in = in_fp8(c, in, Fp8Operand::input, true);
-    c.call("matmul_forward", run_op<&Ops::matmul_forward>,
-           {out, rounded_in, rounded_matrix, added, pre_gelu});
+    c.call<MatmulForward>({out, rounded_in, rounded_matrix, added, pre_gelu});
 }
 
 Operand shape_of(Operand operand) {
@@ -253,31 +255,32 @@ void call_product_backward(Calls& c, int out) {
     };
     if (c.sizes().fp8 == Fp8Scaling::none) {
         const auto [dweight, dbias, din] = make_gradients();
-        c.call("matmul_backward", run_op<&Ops::matmul_backward>,
-               {din, dweight, dbias, dout, in, matrix, c.pre_gelu(0).for_input()});
+        c.call<MatmulBackward>({din, dweight, dbias, dout, in, matrix, c.pre_gelu(0).for_input()});
     } else {
         // Biases are not in 8 bits, nor are their gradients.
         const auto add_to_bias = [&](const Operand& dbias) {
             if (dbias.kind == Operand::Kind::none) return;
-            c.call("matmul_backward", run_op<&Ops::matmul_backward>,
-                   {{}, {}, dbias, dout, shape_of(in), shape_of(matrix), {}});
+            c.call<MatmulBackward>({{}, {}, dbias, dout, shape_of(in), shape_of(matrix), {}});
         };
         if (reads_bytes(c)) {
             const Bytes of_matrix = in_bytes(c, matrix, Fp8Operand::matrix, false, {}, Half::input),
                         of_in = in_bytes(c, in, Fp8Operand::input, false, {}, Half::weight),
                         of_dout = in_bytes(c, dout, Fp8Operand::gradient, true, Half::input, Half::weight);
             const auto [dweight, dbias, din] = make_gradients();
-            c.call("fp8_matmul_backward", run_fp8_backward,
-                   {din, dweight, of_dout.plain, of_dout.transposed, of_dout.inverse, of_in.transposed,
-                    of_in.inverse, of_matrix.transposed, of_matrix.inverse, c.pre_gelu(0).for_input()});
+            c.call<Fp8MatmulBackward>(
+                [](const Running&, const Tensor* t) {
+                    return Fp8MatmulBackward{
+                        t[0], t[1], {t[2], t[3], t[4]}, {{}, t[5], t[6]}, {{}, t[7], t[8]}, t[9]};
+                },
+                {din, dweight, of_dout.plain, of_dout.transposed, of_dout.inverse, of_in.transposed,
+                 of_in.inverse, of_matrix.transposed, of_matrix.inverse, c.pre_gelu(0).for_input()});
             add_to_bias(dbias);
         } else {
             const Operand of_matrix = in_fp8(c, matrix, Fp8Operand::matrix, false, Half::input),
                           of_in = in_fp8(c, in, Fp8Operand::input, false, Half::weight),
                           of_dout = in_fp8(c, dout, Fp8Operand::gradient, true);
             const auto [dweight, dbias, din] = make_gradients();
-            c.call("matmul_backward", run_op<&Ops::matmul_backward>,
-                   {din, dweight, {}, of_dout, of_in, of_matrix, c.pre_gelu(0).for_input()});
+            c.call<MatmulBackward>({din, dweight, {}, of_dout, of_in, of_matrix, c.pre_gelu(0).for_input()});
             add_to_bias(dbias);
         }
     }
@@ -317,13 +320,12 @@ const Operation product_gelu_row{
     .backward =
         [](Calls& c) {
             if (c.has_gradient(0))
-                c.call("gelu_backward", run_op<&Ops::gelu_backward>,
-                       {c.make_own_gradient(1), c.gradient(0), c.output(1, Access::read)});
+                c.call<GeluBackward>({c.make_own_gradient(1), c.gradient(0), c.output(1, Access::read)});
             call_product_backward(c, 1);
         },
     .recompute =
         [](Calls& c) {
-            c.call("gelu_forward", run_op<&Ops::gelu_forward>, {c.output(0), c.output(1, Access::read)});
+            c.call<GeluForward>({c.output(0), c.output(1, Access::read)});
         },
     .recomputed = 0,
     .may_be_in_fp8 = true,

@@ -169,7 +169,8 @@ struct PartMemory {
     Buffers& all(Space space) { return many[static_cast<std::size_t>(space)]; }
 };
 
-// Runs all calls of a list, for `sequences` sequences.
+// Runs a call, or all calls of a list, for `sequences` sequences.
+void run_call(const ListCall& call, const PartMemory& memory, std::int64_t sequences, Running running);
 void run_list(const List& list, const PartMemory& memory, std::int64_t sequences, const Running& running);
 // One operand of a list as a tensor; empty if this rank does not have it.
 Tensor tensor_of(const ListOperand& operand, const PartMemory& memory, std::int64_t sequences,

@@ -63,7 +63,6 @@ ListOperand Placing::place(Calls& draft, const Operand& operand, const DraftCall
         case Operand::Kind::tokens:
         case Operand::Kind::targets:
             made.space = operand.kind == Operand::Kind::tokens ? Space::tokens : Space::targets;
-            made.shape = {sizes_.batch, part_.tokens};
             made.extent = extent_of(call, operand);
             return made;
         case Operand::Kind::storage:

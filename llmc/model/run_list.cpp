@@ -54,15 +54,16 @@ int fp8_products(const Part& part) {
         std::ranges::count_if(part.nodes, [](const Node& node) { return node.operation->may_be_in_fp8; }));
 }
 
-void run_list(const List& list, const PartMemory& memory, std::int64_t sequences, const Running& running) {
+void run_call(const ListCall& call, const PartMemory& memory, std::int64_t sequences, Running running) {
     std::array<Tensor, most_operands> tensors;
-    for (const ListCall& call : list) {
-        Running with_node = running;
-        with_node.node = call.node;
-        for (std::size_t i = 0; i < call.operands.size(); ++i)
-            tensors[i] = tensor_of(call.operands[i], memory, sequences, running);
-        call.run(with_node, tensors.data());
-    }
+    running.node = call.node;
+    for (std::size_t i = 0; i < call.operands.size(); ++i)
+        tensors[i] = tensor_of(call.operands[i], memory, sequences, running);
+    call.run(running, tensors.data());
+}
+
+void run_list(const List& list, const PartMemory& memory, std::int64_t sequences, const Running& running) {
+    for (const ListCall& call : list) run_call(call, memory, sequences, running);
 }
 
 }  // namespace llmc

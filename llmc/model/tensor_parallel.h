@@ -27,35 +27,37 @@ class TensorParallel {
   public:
     TensorParallel() = default;  // a single rank
     // `group` transfers the device's data, and outlives this.
-    explicit TensorParallel(Communicator& group) : group_(&group) {}
+    explicit TensorParallel(Communicator& group) : group_(&group), size_(group.size()), rank_(group.rank()) {}
 
-    int size() const { return group_ ? group_->size() : 1; }
-    int rank() const { return group_ ? group_->rank() : 0; }
+    int size() const { return size_; }
+    int rank() const { return rank_; }
     bool is_shared() const { return size() > 1; }
     Communicator& group() const { return *group_; }
-    // The same ranks without communication: one of them runs its operations alone.
-    TensorParallel silent() const {
-        TensorParallel ranks = *this;
-        ranks.is_silent_ = true;
+    // Ranks without communication: one of them runs its operations alone.
+    static TensorParallel silent(int size, int rank = 0) {
+        TensorParallel ranks;
+        ranks.size_ = size;
+        ranks.rank_ = rank;
         return ranks;
     }
+    TensorParallel silent() const { return silent(size_, rank_); }
 
     // Gathers all ranks' parts into `all`, in order. `own`, this rank's part, lies in `all`.
     void gather(const Tensor& all, const Tensor& own) const {
-        if (!is_silent_) group_->all_gather(all, own);
+        if (group_) group_->all_gather(all, own);
     }
 
     void all_reduce(const Tensor& x) const {
-        if (!is_silent_) group_->all_reduce(x);
+        if (group_) group_->all_reduce(x);
     }
     // own = this rank's part of the sum of all ranks' `all`
     void reduce_scatter(const Tensor& own, const Tensor& all) const {
-        if (!is_silent_) group_->reduce_scatter(own, all);
+        if (group_) group_->reduce_scatter(own, all);
     }
 
   private:
     Communicator* group_ = nullptr;
-    bool is_silent_ = false;
+    int size_ = 1, rank_ = 0;
 };
 
 }  // namespace llmc

@@ -10,6 +10,7 @@
 
 #include "llmc/core/error.h"
 #include "llmc/core/text.h"
+#include "llmc/device/counting_ops.h"
 #include "llmc/plan/whole_pipeline.h"
 
 namespace llmc {
@@ -27,11 +28,6 @@ TimeParts& operator+=(TimeParts& sum, const TimeParts& time) {
     return sum;
 }
 
-double elements(const ListOperand& operand) { return static_cast<double>(operand.shape.elements()); }
-bool is_used(const ListOperand& operand) {
-    return operand.space != Space::none && operand.access != Access::shape;
-}
-
 // The share of a GPU's multiprocessors that a product (rows, columns) keeps busy, in tiles of 128 x 256.
 double tile_efficiency(double rows, double columns, int multiprocessors) {
     if (multiprocessors == 0) return 1;
@@ -39,24 +35,23 @@ double tile_efficiency(double rows, double columns, int multiprocessors) {
     return tiles / (std::ceil(tiles / multiprocessors) * multiprocessors);
 }
 
-// A product (rows, inner) x (inner, columns) at `rate` FLOP/s, without its memory.
-double product_seconds(double rows, double inner, double columns, double rate, int multiprocessors) {
-    return 2 * rows * inner * columns / (rate * tile_efficiency(rows, columns, multiprocessors));
+// A product at `rate` FLOP/s, without its memory.
+double product_seconds(const ProductSizes& p, double rate, int multiprocessors) {
+    return p.flops() / (rate * tile_efficiency(p.rows, p.columns, multiprocessors));
 }
 
-// dout (rows, outputs), weight (outputs, inputs): the gradients that the call computes.
-double product_gradient_seconds(bool of_input, bool of_weight, double rows, double outputs, double inputs,
-                                double rate, int multiprocessors) {
-    return (of_input ? product_seconds(rows, outputs, inputs, rate, multiprocessors) : 0) +
-           (of_weight ? product_seconds(outputs, rows, inputs, rate, multiprocessors) : 0);
-}
-
-// out (B,T,H,D) of causal attention; half of the pairs are seen. The backward pass has five products in place of two.
-double attention_seconds(const ListOperand& out, const Node& node, bool is_backward, const StepRates& rates) {
-    const auto T = static_cast<double>(out.shape[1]);
-    const std::int64_t window = node.sizes.empty() ? 0 : node.sizes.back();
-    const double keys = window > 0 && static_cast<double>(window) < T ? static_cast<double>(window) : T / 2;
-    return (is_backward ? 2.5 : 1) * 4 * elements(out) * keys / rates.attention;
+// An operation on a GPU, whose arithmetic or memory takes longest.
+void add_operation(TimeParts& time, const OpCost& cost, const StepRates& rates) {
+    double arithmetic = 0;
+    for (const ProductSizes& p : cost.products) {
+        const double rate = cost.dtype == DType::uint8 ? rates.fp8_products : rates.products;
+        if (p.rows > 0) arithmetic += product_seconds(p, rate, rates.multiprocessors);
+    }
+    if (cost.arithmetic == Arithmetic::attention) arithmetic = cost.flops / rates.attention;
+    const TimePart part = cost.arithmetic == Arithmetic::products    ? TimePart::products
+                          : cost.arithmetic == Arithmetic::attention ? TimePart::attention
+                                                                     : TimePart::other;
+    time[part] += rates.times[part] * std::max({arithmetic, cost.bytes / rates.memory, rates.launch});
 }
 
 // The links of a group of `size` ranks, `distance` apart.
@@ -84,52 +79,17 @@ double gather_seconds(double whole, int size, int distance, const StepRates& rat
     return std::max(inside, across) + (rates.is_bound ? 0 : std::min(inside, across) / 2 + latency);
 }
 
-TimeParts call_time(const ListCall& call, const Mesh& mesh, const StepRates& rates) {
-    double bytes = 0;
-    for (const ListOperand& operand : call.operands)
-        if (is_used(operand)) bytes += elements(operand) * static_cast<double>(size_of(operand.dtype));
-    double arithmetic = 0;
-    TimePart part = TimePart::products;
-    const auto& o = call.operands;
-    const auto width = [](const ListOperand& operand) { return static_cast<double>(operand.shape.last()); };
-    const int multiprocessors = rates.multiprocessors;
-    if (call.name == "matmul_forward" || call.name == "fp8_matmul_forward") {
-        const bool is_fp8 = call.name == "fp8_matmul_forward";
-        const ListOperand& weight = o[is_fp8 ? 3 : 2];
-        arithmetic = product_seconds(elements(o[0]) / width(o[0]), width(weight), width(o[0]),
-                                     is_fp8 ? rates.fp8_products : rates.products, multiprocessors);
-    } else if (call.name == "matmul_backward") {
-        const ListOperand& weight = is_used(o[1]) ? o[1] : o[5];
-        arithmetic = product_gradient_seconds(is_used(o[0]), is_used(o[1]), elements(o[3]) / width(o[3]),
-                                              width(o[3]), width(weight), rates.products, multiprocessors);
-    } else if (call.name == "fp8_matmul_backward") {
-        // dout (rows, outputs) and its transpose, the transposes of the input (inputs, rows) and of the weight
-        if (is_used(o[0]))
-            arithmetic += product_seconds(elements(o[0]) / width(o[0]), width(o[2]), width(o[0]),
-                                          rates.fp8_products, multiprocessors);
-        if (is_used(o[1]))
-            arithmetic += product_seconds(elements(o[1]) / width(o[1]), width(o[3]), width(o[1]),
-                                          rates.fp8_products, multiprocessors);
-    } else if (call.name == "losses" || call.name == "losses and gradients") {
-        // losses (N), the table (V,C): a product, and the gradients of its rows and of the table.
-        const double N = elements(o[0]), V = static_cast<double>(o[3].shape[0]),
-                     C = static_cast<double>(o[3].shape.last());
-        arithmetic = product_seconds(N, C, V, rates.products, multiprocessors);
-        bytes += 4 * N * V * static_cast<double>(size_of(o[2].dtype));  // logits, written and read twice
-        if (call.name == "losses and gradients")
-            arithmetic += product_gradient_seconds(true, true, N, V, C, rates.products, multiprocessors);
-    } else if (call.name == "attention_forward") {
-        part = TimePart::attention;
-        arithmetic = attention_seconds(o[0], *call.node, false, rates);
-    } else if (call.name == "attention_backward") {
-        const auto most = std::ranges::max_element(o, {}, [](const ListOperand& operand) {
-            return operand.shape.dimensions() == 4 ? operand.shape.elements() : 0;
-        });
-        part = TimePart::attention;
-        arithmetic = attention_seconds(*most, *call.node, true, rates);
-    } else {
-        part = TimePart::other;
-    }
+TimeParts call_time(const ListCall& call, const PartSizes& sizes, const Mesh& mesh, const StepRates& rates) {
+    CountingOps ops;
+    PartMemory memory;
+    memory.one.fill(marked_address(1));
+    run_call(call, memory, sizes.batch,
+             {.ops = ops,
+              .ranks = TensorParallel::silent(sizes.split.ranks),
+              .node = nullptr,
+              .loss_scale = 1,
+              .rows = {},
+              .records_amax = true});
     TimeParts time;
     // An exchange waits: what it computes and what it sends come one after the other.
     if (call.sent > 0) {
@@ -138,9 +98,8 @@ TimeParts call_time(const ListCall& call, const Mesh& mesh, const StepRates& rat
             static_cast<double>(call.sent) * mesh.tensor / (mesh.tensor - 1) / (sums ? 2 : 1);
         time[TimePart::tensor_exchange] =
             std::max(gather_seconds(whole, mesh.tensor, 1, rates) * (sums ? 2 : 1), rates.launch);
-        if (arithmetic == 0) return time;  // it only sends
     }
-    time[part] = rates.times[part] * std::max({arithmetic, bytes / rates.memory, rates.launch});
+    for (const CountingOps::Counted& counted : ops.counted) add_operation(time, counted.cost, rates);
     return time;
 }
 
@@ -275,7 +234,7 @@ class ActionTimes {
                            : action.kind == ActionKind::backward_input ? lists.backward_input
                                                                        : lists.backward_weight;
         TimeParts& time = found->second;
-        for (const ListCall& call : list) time += call_time(call, plan_.spec.mesh, rates_);
+        for (const ListCall& call : list) time += call_time(call, lists.sizes, plan_.spec.mesh, rates_);
         // Operations hide at most as much of the exchanges as they take themselves.
         double& exchange = time[TimePart::tensor_exchange];
         exchange = std::max(rates_.times[TimePart::tensor_exchange] * exchange,

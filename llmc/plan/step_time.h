@@ -73,7 +73,7 @@ struct StepTime {
 double gather_seconds(double whole, int size, int distance, const StepRates& rates);
 
 // The time of a call of a part's list, on one rank of a tensor-parallel group.
-TimeParts call_time(const ListCall& call, const Mesh& mesh, const StepRates& rates);
+TimeParts call_time(const ListCall& call, const PartSizes& sizes, const Mesh& mesh, const StepRates& rates);
 
 // The time of a micro-batch on one rank that has the whole model, or its part of every layer (`spec` has no stages):
 // its forward pass, its backward pass with what it recomputes, and the memory of its activations.

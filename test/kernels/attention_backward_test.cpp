@@ -40,7 +40,7 @@ struct AttentionInputs {
         draw.normal(qkv, 1);
         draw.normal(dout, 1);
         const auto [q, k, v] = heads(qkv);
-        cpu().attention_forward(out_tensor(out), lse_tensor(), q, k, v, s.window);
+        cpu().run(AttentionForward{out_tensor(out), lse_tensor(), q, k, v, s.window});
     }
 
     ~AttentionInputs() { cpu().set_workspace({}); }
@@ -48,8 +48,8 @@ struct AttentionInputs {
     void run_on_cpu(Array<X>& dqkv) {
         const auto [q, k, v] = heads(qkv);
         const auto [dq, dk, dv] = heads(dqkv);
-        cpu().attention_backward(dq, dk, dv, out_tensor(dout), q, k, v, out_tensor(out), lse_tensor(),
-                                 s.window);
+        cpu().run(AttentionBackward{dq, dk, dv, out_tensor(dout), q, k, v, out_tensor(out), lse_tensor(),
+                                    s.window});
     }
 
     llmc::WorkspaceRequest workspace_request() const {

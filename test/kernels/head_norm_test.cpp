@@ -118,8 +118,8 @@ class HeadNorm : public Kernels<X> {
     // Both devices have at most the roundings of dev/head_norm_forward.cu.
     static void compare_forward(Operands<X>& o, bool with_weight) {
         Operands<X> expected(o.shape), before(o.shape);
-        cpu().head_norm_forward(expected.out.heads(), tensor(expected.rstd, {expected.rstd.size()}),
-                                expected.in.heads(), weight_tensor(expected.weight, with_weight), eps);
+        cpu().run(HeadNormForward{expected.out.heads(), tensor(expected.rstd, {expected.rstd.size()}),
+                                  expected.in.heads(), weight_tensor(expected.weight, with_weight), eps});
         Comparison comparison;
         const double relative = ((o.shape.size + 2) / 2.0 + 4) * u;
         for (std::int64_t head = 0; head < o.rstd.size(); ++head) {
@@ -141,10 +141,10 @@ class HeadNorm : public Kernels<X> {
         const std::int64_t rows = o.shape.rows, size = o.shape.size;
         Array<float> workspace(64 * size);
         cpu().set_workspace(tensor(workspace, {workspace.size()}));
-        cpu().head_norm_backward(
+        cpu().run(HeadNormBackward{
             expected.out.heads(), with_dweight ? tensor(expected.dweight, {size}) : llmc::Tensor{},
             expected.dout.heads(), expected.in.heads(), weight_tensor(expected.weight, with_weight),
-            tensor(expected.rstd, {rows, o.shape.heads}));
+            tensor(expected.rstd, {rows, o.shape.heads})});
         cpu().set_workspace({});
         Comparison comparison;
         const auto n = static_cast<double>(size);

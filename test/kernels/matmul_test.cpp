@@ -32,8 +32,8 @@ TYPED_TEST(Matmul, Forward) {
         draw.normal(in, 1);
         draw.normal(weight, 0.5);
         draw.normal(bias, 1);
-        cpu().matmul_forward(tensor(expected, {rows, OC}), tensor(in, {rows, IC}), tensor(weight, {OC, IC}),
-                             with_bias ? tensor(bias, {OC}) : llmc::Tensor{});
+        cpu().run(MatmulForward{tensor(expected, {rows, OC}), tensor(in, {rows, IC}),
+                                tensor(weight, {OC, IC}), with_bias ? tensor(bias, {OC}) : llmc::Tensor{}});
         // Both devices sum IC products and the bias: 3 u for each term, as derived in dev/matmul_forward.cu.
         Array<double> bounds(rows * OC);
         for (std::int64_t i = 0; i < bounds.size(); ++i) {
@@ -144,9 +144,10 @@ TYPED_TEST(Matmul, Backward) {
         Array<float> cpu_workspace(
             static_cast<std::int64_t>(cpu_sizes().workspace_bytes(request) / sizeof(float)));
         cpu().set_workspace(tensor(cpu_workspace, {cpu_workspace.size()}));
-        cpu().matmul_backward(tensor(expected_din, {rows, IC}), tensor(expected_dweight, {OC, IC}),
-                              tensor(expected_dbias, {OC}), tensor(dout, {rows, OC}), tensor(in, {rows, IC}),
-                              tensor(weight, {OC, IC}), tensor(pre_gelu, {rows, IC}));
+        cpu().run(MatmulBackward{tensor(expected_din, {rows, IC}), tensor(expected_dweight, {OC, IC}),
+                                 tensor(expected_dbias, {OC}), tensor(dout, {rows, OC}),
+                                 tensor(in, {rows, IC}), tensor(weight, {OC, IC}),
+                                 tensor(pre_gelu, {rows, IC})});
         cpu().set_workspace({});
         for (const auto& on : launch_contexts()) {
             dweight.copy_from(before);

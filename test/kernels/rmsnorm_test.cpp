@@ -59,8 +59,8 @@ TYPED_TEST(RmsNorm, Forward) {
             llmc::cuda::rmsnorm_forward(on, out.data(), rstd.data(), in.data(), weight.data(), eps, rows,
                                         channels);
             synchronize();
-            cpu().rmsnorm_forward(tensor(expected, {rows, channels}), tensor(expected_rstd, {rows}),
-                                  tensor(in, {rows, channels}), tensor(weight, {channels}), eps);
+            cpu().run(RmsNormForward{tensor(expected, {rows, channels}), tensor(expected_rstd, {rows}),
+                                     tensor(in, {rows, channels}), tensor(weight, {channels}), eps});
             Comparison comparison;
             compare(comparison, out, rstd, expected, expected_rstd);
             EXPECT_TRUE(comparison.good()) << comparison.first_failure();
@@ -100,10 +100,10 @@ TYPED_TEST(RmsNorm, FusedResidualForward) {
             }
             Array<X> expected_residual(n), expected(n);
             Array<float> expected_rstd(rows);
-            cpu().fused_residual_rmsnorm_forward(
+            cpu().run(FusedResidualRmsNormForward{
                 tensor(expected_residual, {rows, channels}), tensor(expected, {rows, channels}),
                 tensor(expected_rstd, {rows}), tensor(in1, {rows, channels}), tensor(in2, {rows, channels}),
-                tensor(weight, {channels}), eps);
+                tensor(weight, {channels}), eps});
             Comparison comparison;
             // An addition and a rounding: the same on every device.
             for (std::int64_t i = 0; i < n; ++i) {

@@ -25,10 +25,11 @@ class Overflowing final : public cpu::CpuOps {
   public:
     using CpuOps::CpuOps;
 
-    void matmul_backward(const Tensor& din, const Tensor& dweight, const Tensor& dbias, const Tensor& dout,
-                         const Tensor& in, const Tensor& weight, const Tensor& pre_gelu) override {
-        CpuOps::matmul_backward(din, dweight, dbias, dout, in, weight, pre_gelu);
-        if (din.data == nullptr) return;
+    void run(const Op& op) override {
+        CpuOps::run(op);
+        const auto* const product = std::get_if<MatmulBackward>(&op);
+        if (!product || !product->din) return;
+        const Tensor& din = product->din;
         const std::uint16_t infinity = din.dtype == DType::fp16 ? 0x7c00 : 0x7f80;
         if (products == overflow_at) std::memcpy(din.data, &infinity, sizeof infinity);
         ++products;

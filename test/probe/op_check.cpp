@@ -2,7 +2,7 @@
 //
 // Runs operations on a device, "cpu" or "cuda", and compares their results with those in a file, which
 // test/python/test_ops.py writes. Case k of an operation in a dtype has the tensors OP.DTYPE.k/KIND/OPERAND:
-//   input/x     an operand, with the names of run_op.h
+//   input/x     a field of the operation (operands.h)
 //   expected/x  a result
 //   bound/x     the greatest error of each of its elements; without it the result must be exact
 //   refused/1   the device lacks this: the call must throw
@@ -18,10 +18,11 @@
 #include <deque>
 #include <exception>
 #include <memory>
+#include <variant>
 
 #include "llmc/device/cuda/gpus.h"
 #include "test/probe/case_file.h"
-#include "test/probe/run_op.h"
+#include "test/probe/operands.h"
 
 namespace {
 
@@ -31,45 +32,64 @@ using namespace llmc::probe;
 // The bounds assume that all rounding errors of a sum add up. In the norm of a whole tensor they mostly cancel.
 constexpr double norm_tolerance_fp32 = 1e-5;
 
-// The inputs without which a call does not compute the results of these names.
-struct Part {
-    std::vector<std::string> without;
-    const char* flag = nullptr;  // an input that asks for it instead
-};
-const std::vector<Part>& parts_of(const std::string& op) {
-    static const std::map<std::string, std::vector<Part>> parts = {
-        {"encoder_backward", {{{"dwpe"}}}},
-        {"layernorm_backward", {{{"din"}}, {{"dbeta"}}, {{"dgamma", "dbeta"}}}},
-        {"rmsnorm_backward", {{{"din"}}, {{"dweight"}}}},
-        {"matmul_backward",
-         {{{"dweight"}}, {{"dbias"}}, {{"dweight", "dbias"}}, {{"pre_gelu"}, "without_din"}}},
-        {"head_norm_backward", {{{"dweight"}}}},
-        {"quantise_to_bytes", {{{}, "without_plain"}, {{}, "without_transposed"}}},
-        {"fp8_matmul_backward", {{{"dweight"}}}}};
-    static const std::vector<Part> none;
-    const auto found = parts.find(op);
-    return found == parts.end() ? none : found->second;
+// The operation of this name, without operands.
+template <std::size_t I = 0>
+Op operation_named(std::string_view name) {
+    if constexpr (I == std::variant_size_v<Op>) {
+        user_error("there is no operation {}", name);
+    } else {
+        using O = std::variant_alternative_t<I, Op>;
+        return O::name == name ? Op(O{}) : operation_named<I + 1>(name);
+    }
 }
+
+// The results that a call may leave out, and does not.
+std::vector<std::string> optional_results(const Op& op) {
+    std::vector<std::string> names;
+    const auto add = [&]<class F>(const F& field) {
+        if constexpr (requires { field.operand; })
+            if (field.is_optional && field.access != Access::read && tensor_of(field.operand))
+                names.emplace_back(field.name);
+    };
+    std::visit(
+        [&](const auto& of) { std::apply([&](const auto&... field) { (add(field), ...); }, of.fields()); },
+        op);
+    return names;
+}
+
+// The device lacks a call.
+class Refused : public std::runtime_error {
+  public:
+    using std::runtime_error::runtime_error;
+};
 
 struct Name {
     std::string op;
     DType dtype;
 };
 
-Name parse(const std::string& name) {
-    const std::size_t first = name.find('.'), second = name.find('.', first + 1);
-    for (const DType dtype : {DType::fp32, DType::bf16, DType::fp16, DType::fp64, DType::int32}) {
-        if (second != std::string::npos && name.substr(first + 1, second - first - 1) == name_of(dtype))
-            return {name.substr(0, first), dtype};
-    }
-    user_error("the case {} is not named OP.DTYPE.NUMBER", name);
+DType dtype_named(std::string_view name) {
+    for (const DType dtype : {DType::fp32, DType::bf16, DType::fp16, DType::fp64, DType::int32, DType::uint8})
+        if (name == name_of(dtype)) return dtype;
+    user_error("there is no dtype {}", name);
 }
 
-// The tensors of a case whose names begin with kind/, with this prefix removed.
+Name parse(const std::string& name) {
+    const std::size_t first = name.find('.'), second = name.find('.', first + 1);
+    if (second == std::string::npos) user_error("the case {} is not named OP.DTYPE.NUMBER", name);
+    return {name.substr(0, first), dtype_named(name.substr(first + 1, second - first - 1))};
+}
+
+// The tensors of a case with the names KIND/OPERAND or KIND/OPERAND:DTYPE, by their operands.
 HostTensors of_kind(const HostTensors& tensors, const std::string& kind) {
     HostTensors chosen;
-    for (const auto& [name, tensor] : tensors)
-        if (name.starts_with(kind + "/")) chosen[name.substr(kind.size() + 1)] = tensor;
+    for (const auto& [name, tensor] : tensors) {
+        if (!name.starts_with(kind + "/")) continue;
+        const std::size_t begin = kind.size() + 1, colon = name.find(':');
+        HostTensor& made = chosen[name.substr(begin, colon == std::string::npos ? colon : colon - begin)] =
+            tensor;
+        if (colon != std::string::npos) made.dtype = dtype_named(name.substr(colon + 1));
+    }
     return chosen;
 }
 
@@ -101,23 +121,24 @@ class Check {
     void run(const std::string& name, const HostTensors& tensors) {
         name_ = name;
         const auto [op, dtype] = parse(name);
-        const HostTensors inputs = of_kind(tensors, "input");
         const bool is_refused = !of_kind(tensors, "refused").empty();
+        const HostTensors inputs = of_kind(tensors, "input"), expected = of_kind(tensors, "expected");
+        const Case given{op, dtype, inputs, expected};
         HostTensors results;
+        std::vector<std::string> optional;
         try {
-            results = run(0, op, dtype, inputs);
+            results = run(0, given, {}, &optional);
         } catch (const Refused& why) {
             if (!is_refused) differs("", fmt::format("is refused: {}", why.what()));
             return;
         }
         if (is_refused) return differs("", "is computed, though the table says that this device lacks it");
-        compare(tensors, results, dtype);
-        if (!same_bits(results, run(0, op, dtype, inputs))) differs("", "has other bits the second time");
+        compare(tensors, expected, results, dtype);
+        if (!same_bits(results, run(0, given))) differs("", "has other bits the second time");
         // oneDNN chooses by the number of threads.
-        if (is_cpu_ && op.find("matmul") == std::string::npos &&
-            !same_bits(results, run(1, op, dtype, inputs)))
+        if (is_cpu_ && op.find("matmul") == std::string::npos && !same_bits(results, run(1, given)))
             differs("", "has other bits with 3 threads");
-        for (const Part& part : parts_of(op)) run_part(op, dtype, inputs, part, results);
+        for (const std::string& result : optional) run_without(given, result, results);
         results_[name] = std::move(results);
     }
 
@@ -125,29 +146,43 @@ class Check {
     int differences() const { return differences_; }
 
   private:
-    // Compares the bits of those results that a part of the call computes.
-    void run_part(const std::string& op, DType dtype, const HostTensors& inputs, const Part& part,
-                  const HostTensors& whole) {
-        HostTensors fewer = inputs;
-        for (const std::string& name : part.without) fewer.erase(name);
-        if (part.flag) fewer[part.flag] = {{1}, {1}};
-        // A call with fewer results already has a case of its own.
-        const auto leaves_out = [](const auto& input) { return input.first.starts_with("without_"); };
-        const bool is_fewer = part.flag || fewer.size() < inputs.size();
-        if (!is_fewer || whole.size() == 1 || std::ranges::any_of(inputs, leaves_out)) return;
-        const HostTensors results = run(0, op, dtype, fewer);
-        for (const auto& [name, tensor] : results) {
+    struct Case {
+        const std::string& op;
+        DType dtype;
+        const HostTensors &inputs, &expected;
+    };
+
+    // Compares the bits of the other results of a call that leaves one out.
+    void run_without(const Case& given, const std::string& result, const HostTensors& whole) {
+        std::vector<std::string> without = {result};
+        if (result == "dgamma") without.emplace_back("dbeta");  // ops.h: none without dgamma
+        if (std::ranges::all_of(whole, [&](const auto& other) {
+                return std::ranges::find(without, other.first) != without.end();
+            }))
+            return;
+        for (const auto& [name, tensor] : run(0, given, without)) {
             if (!whole.contains(name) || !same_bits({{name, whole.at(name)}}, {{name, tensor}}))
-                differs(name, fmt::format("has other bits without {}",
-                                          part.flag ? part.flag + 8 : part.without[0]));
+                differs(name, fmt::format("has other bits without {}", result));
         }
     }
 
-    HostTensors run(std::size_t device, const std::string& op, DType dtype, const HostTensors& inputs) {
-        return run_op(*devices_[device], op, dtype, inputs, workspaces_[device]);
+    // Everything that the call wrote; `optional` receives the results that it may leave out.
+    HostTensors run(std::size_t device, const Case& given, const std::vector<std::string>& without = {},
+                    std::vector<std::string>* optional = nullptr) {
+        Op op = operation_named(given.op);
+        Operands operands(*devices_[device], given.dtype, given.inputs, given.expected, workspaces_[device]);
+        std::visit([&](auto& of) { operands.fill(of, without); }, op);
+        if (optional) *optional = optional_results(op);
+        try {
+            devices_[device]->ops().run(op);
+        } catch (const ProgrammingError& why) {
+            throw Refused(why.what());
+        }
+        return operands.results();
     }
-    void compare(const HostTensors& tensors, const HostTensors& results, DType dtype) {
-        const HostTensors expected = of_kind(tensors, "expected"), bounds = of_kind(tensors, "bound");
+    void compare(const HostTensors& tensors, const HostTensors& expected, const HostTensors& results,
+                 DType dtype) {
+        const HostTensors bounds = of_kind(tensors, "bound");
         if (expected.empty()) differs("", "has no expected results");
         for (const auto& [operand, result] : results) {
             if (!expected.contains(operand)) differs(operand, "is a result, and is not expected");

@@ -1,4 +1,4 @@
-// The operands of one call of an operation, in the device's memory, with checks.
+// The operands of one call of an operation (llmc/device/ops.h), in the device's memory, with checks.
 //
 // Results that are to be overwritten, and the workspace, hold NaN before the call. Operands that are only
 // read must be unchanged after it. The memory around every operand must be untouched. A violation is reported
@@ -12,9 +12,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <deque>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -27,15 +27,11 @@
 
 namespace llmc::probe {
 
-// The relative error of rounding to 16 bits; 0 for fp32, whose roundings tests count one by one.
-inline double rounding_to(DType dtype) {
-    return dtype == DType::bf16 ? 0x1p-8 : dtype == DType::fp16 ? 0x1p-11 : 0.0;
-}
-
-// Numbers as fp64, which holds every fp32, bf16, fp16 and int32 exactly.
+// Numbers as fp64, which holds every fp32, bf16, fp16 and int32 exactly. `dtype`: of an operand that may have several.
 struct HostTensor {
     Shape shape;
     std::vector<double> values;
+    std::optional<DType> dtype{};
 };
 using HostTensors = std::map<std::string, HostTensor, std::less<>>;
 
@@ -172,45 +168,31 @@ class Workspace {
     std::optional<GuardedTensor> memory_;
 };
 
-// Built from the inputs of a call, with the names and dtypes of ops.h. Throws a UserError if an input is
-// missing or holds a number that its dtype cannot represent.
+// The fields of an operation, from inputs with their names:
+//   x          an operand, or a number, or the numbers of a struct
+//   x_heads    first, count and size of heads in the rows x
+//   x=y        x is the operand y, as in place
+// An operand that is not given is absent, unless it is a result: then it begins as garbage. Numbers that are not given
+// are 0, or what the struct says. Throws a UserError if an input is no field, or holds a number that its dtype cannot
+// represent.
 class Operands {
   public:
-    Operands(Device& device, DType dtype, const HostTensors& inputs, Workspace& workspace)
-        : X(dtype), device_(device), inputs_(inputs), workspace_(workspace) {}
+    Operands(Device& device, DType X, const HostTensors& inputs, const HostTensors& results,
+             Workspace& workspace)
+        : device_(device), X_(X), inputs_(inputs), results_(results), workspace_(workspace) {}
 
-    const DType X;  // the compute dtype
-
-    bool has(std::string_view name) const { return inputs_.contains(name); }
-    const Shape& shape(std::string_view name) const { return host(name).shape; }
-    const std::vector<double>& values(std::string_view name) const { return host(name).values; }
-
-    double scalar(std::string_view name) const {
-        if (values(name).size() != 1) user_error("the input {} is not one number", name);
-        return values(name)[0];
-    }
-    bool flag(std::string_view name) const { return has(name) && scalar(name) != 0; }
-
-    // Read and not changed by the operation.
-    Tensor in(std::string_view name, DType dtype) { return add(name, Role::read, dtype); }
-    // Read and changed.
-    Tensor in_out(std::string_view name, DType dtype) { return add(name, Role::written, dtype); }
-    // Absent if the input is.
-    Tensor in_if_given(std::string_view name, DType dtype) { return has(name) ? in(name, dtype) : Tensor{}; }
-    Tensor in_out_if_given(std::string_view name, DType dtype) {
-        return has(name) ? in_out(name, dtype) : Tensor{};
-    }
-    // Overwritten.
-    Tensor out(std::string_view name, DType dtype, const Shape& shape) {
-        return add(name, Role::written, dtype, shape, garbage(dtype, shape));
-    }
-    // Overwritten, but not a result of the call.
-    Tensor scratch(std::string_view name, DType dtype, const Shape& shape) {
-        return add(name, Role::scratch, dtype, shape, garbage(dtype, shape));
-    }
-
-    void provide_workspace(const WorkspaceRequest& request) {
-        device_.ops().set_workspace(workspace_.prepare(device_.sizes().workspace_bytes(request)));
+    // Leaves out the results `without`.
+    template <class O>
+    void fill(O& op, const std::vector<std::string>& without = {}) {
+        const auto for_each = [&](const auto& f) {
+            std::apply([&](const auto&... field) { (f(field), ...); }, op.fields());
+        };
+        for_each([&](const auto& field) { fill_field(field, without); });
+        for_each([&](const auto& field) { fill_alias(field, without); });
+        for (const auto& [name, _] : inputs_)
+            if (!used_.contains(name)) user_error("{} has no field for the input {}", O::name, name);
+        if constexpr (requires { op.workspace(); })
+            device_.ops().set_workspace(workspace_.prepare(device_.sizes().workspace_bytes(op.workspace())));
     }
 
     // Everything that the operation wrote. Must be called once, after the operation.
@@ -219,66 +201,133 @@ class Operands {
         device_.ops().set_workspace({});
         if (!workspace_.guards_are_whole()) programming_error("the operation wrote outside of the workspace");
         HostTensors results;
-        for (const Operand& operand : operands_) {
+        for (auto& [name, operand] : operands_) {
             if (!operand.memory.guards_are_whole())
-                programming_error(fmt::format("the operation wrote outside of {}", operand.name));
-            if (operand.role == Role::scratch) continue;
+                programming_error(fmt::format("the operation wrote outside of {}", name));
             const auto content = operand.memory.content();
-            if (operand.role == Role::read && content != operand.before)
-                programming_error(fmt::format("the operation changed {}, which it only reads", operand.name));
             const Tensor& tensor = operand.memory.tensor();
-            if (operand.role == Role::written)
-                results[operand.name] = {tensor.shape, decode(content, tensor.dtype)};
+            if (operand.result.empty()) {
+                if (content != operand.before)
+                    programming_error(fmt::format("the operation changed {}, which it only reads", name));
+            } else {
+                results[operand.result] = {tensor.shape, decode(content, tensor.dtype)};
+            }
         }
         return results;
     }
 
   private:
-    enum class Role { read, written, scratch };
     struct Operand {
-        std::string name;
-        Role role;
         std::vector<std::byte> before;
         GuardedTensor memory;
+        std::string result;  // its name; empty: the operation only reads it
 
-        Operand(std::string_view given_name, Role given_role, std::vector<std::byte> content, Device& device,
-                DType dtype, const Shape& shape)
-            : name(given_name),
-              role(given_role),
-              before(std::move(content)),
-              memory(device, dtype, shape, before) {}
+        Operand(std::vector<std::byte> content, Device& device, DType dtype, const Shape& shape)
+            : before(std::move(content)), memory(device, dtype, shape, before) {}
     };
 
-    const HostTensor& host(std::string_view name) const {
-        const auto found = inputs_.find(name);
-        if (found == inputs_.end()) user_error("the input {} is missing", name);
-        return found->second;
+    const HostTensor* find(const HostTensors& tensors, std::string_view name) {
+        const auto found = tensors.find(name);
+        if (found == tensors.end()) return nullptr;
+        if (&tensors == &inputs_) used_.insert(found->first);
+        return &found->second;
+    }
+
+    // fields() has constant references to the fields of an operation that is not constant.
+    template <class T>
+    static void set(const T& field, const T& value) {
+        const_cast<T&>(field) = value;
+    }
+    void place(const OperandField<Tensor>& field, const Tensor& tensor) { set(field.operand, tensor); }
+    void place(const OperandField<Heads>& field, const Tensor& rows) {
+        const HostTensor* numbers = find(inputs_, std::string(field.name) + "_heads");
+        if (!numbers || numbers->values.size() != 3)
+            user_error("{}_heads is not first, count, size", field.name);
+        const auto number = [&](std::size_t i) { return static_cast<std::int64_t>(numbers->values[i]); };
+        set(field.operand, {rows, number(0), number(1), number(2)});
+    }
+
+    template <class T>
+    void fill_field(const OperandField<T>& field, const std::vector<std::string>& without) {
+        const HostTensor *given = find(inputs_, field.name), *result = find(results_, field.name);
+        const bool writes = field.access != Access::read;
+        if (std::ranges::find(without, field.name) != without.end()) {
+            find(inputs_, std::string(field.name) + "_heads");
+            return;
+        }
+        if (!given && !(writes && result)) return;
+        if (!given && field.access == Access::add) user_error("the input {} is missing", field.name);
+        const HostTensor& like = given ? *given : *result;
+        const DType dtype = field.dtype.fixed ? *field.dtype.fixed : like.dtype.value_or(X_);
+        const auto [made, _] = operands_.try_emplace(
+            std::string(field.name), given ? encoded(field.name, *given, dtype) : garbage(dtype, like.shape),
+            device_, dtype, like.shape);
+        if (writes) made->second.result = field.name;
+        place(field, made->second.memory.tensor());
+    }
+    template <class T>
+    void fill_field(const NumberField<T>& field, const std::vector<std::string>& /*without*/) {
+        if (const HostTensor* given = find(inputs_, field.name))
+            set(field.value, number<T>(field.name, given->values));
+    }
+
+    template <class T>
+    void fill_alias(const OperandField<T>& field, const std::vector<std::string>& without) {
+        const std::string start = std::string(field.name) + "=";
+        const auto given = inputs_.lower_bound(start);
+        if (given == inputs_.end() || !given->first.starts_with(start)) return;
+        used_.insert(given->first);
+        const auto source = operands_.find(given->first.substr(start.size()));
+        if (source == operands_.end()) user_error("there is no operand for {}", given->first);
+        if (std::ranges::find(without, field.name) != without.end()) {
+            find(inputs_, std::string(field.name) + "_heads");
+            return;
+        }
+        if (field.access != Access::read && source->second.result.empty()) source->second.result = field.name;
+        place(field, source->second.memory.tensor());
+    }
+    template <class T>
+    void fill_alias(const NumberField<T>& /*field*/, const std::vector<std::string>& /*without*/) {}
+
+    template <class T>
+    T number(std::string_view name, const std::vector<double>& values) {
+        const auto integer = [&](std::size_t i) { return static_cast<std::int64_t>(values.at(i)); };
+        if constexpr (std::is_same_v<T, StochasticRounding>) {
+            return {.seed = static_cast<std::uint64_t>(integer(0)), .first_element = integer(1)};
+        } else if constexpr (requires { typename T::value_type; } &&
+                             !std::is_same_v<T, std::span<const AdamWSegment>>) {
+            return number<typename T::value_type>(name, values);
+        } else if constexpr (std::is_same_v<T, std::span<const AdamWSegment>>) {
+            for (std::size_t i = 0; i + 3 < values.size(); i += 4)
+                segments_.push_back({integer(i), integer(i + 1), values[i + 2], integer(i + 3)});
+            return segments_;
+        } else {
+            if (values.size() != 1) user_error("the input {} is not one number", name);
+            if constexpr (std::is_same_v<T, bool>) return values[0] != 0;
+            return static_cast<T>(values[0]);
+        }
     }
 
     // NaN in every floating-point dtype, -1 in int32.
     static std::vector<std::byte> garbage(DType dtype, const Shape& shape) {
         return std::vector(static_cast<std::size_t>(shape.elements()) * size_of(dtype), std::byte{0xff});
     }
-
-    Tensor add(std::string_view name, Role role, DType dtype) {
-        const std::vector<double>& given = values(name);
-        std::vector<std::byte> bytes = encode(given, dtype);
+    static std::vector<std::byte> encoded(std::string_view name, const HostTensor& given, DType dtype) {
+        std::vector<std::byte> bytes = encode(given.values, dtype);
         const std::vector<double> stored = decode(bytes, dtype);
-        for (std::size_t i = 0; i < given.size(); ++i)
-            if (stored[i] != given[i] && !std::isnan(given[i]))
-                user_error("the input {} holds {}, which is not {}", name, given[i], name_of(dtype));
-        return add(name, role, dtype, shape(name), std::move(bytes));
-    }
-
-    Tensor add(std::string_view name, Role role, DType dtype, const Shape& shape,
-               std::vector<std::byte> bytes) {
-        return operands_.emplace_back(name, role, std::move(bytes), device_, dtype, shape).memory.tensor();
+        for (std::size_t i = 0; i < stored.size(); ++i)
+            if (stored[i] != given.values[i] && !std::isnan(given.values[i]))
+                user_error("the input {} holds {}, which is not {}", name, given.values[i], name_of(dtype));
+        return bytes;
     }
 
     Device& device_;
-    const HostTensors& inputs_;
+    DType X_;
+    const HostTensors &inputs_, &results_;
     Workspace& workspace_;
-    std::deque<Operand> operands_;  // growing does not move its elements
+    std::map<std::string, Operand, std::less<>> operands_;
+    std::set<std::string, std::less<>> used_;  // inputs
+    std::vector<AdamWSegment> segments_;
 };
 
 }  // namespace llmc::probe

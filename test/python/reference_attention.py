@@ -44,8 +44,14 @@ class Attention:
 
     def inputs(self, rows=slice(None)):
         parts = (x[:, rows] for x in (self.q, self.k, self.v))
-        numbers = {"heads": np.array(self.heads, dtype=float), "firsts": np.array(self.firsts, dtype=float)}
-        return self.tensors(*parts) | numbers | ({"window": np.array([float(self.window)])} if self.window else {})
+        return self.tensors(*parts) | self.places() | ({"window": np.array([float(self.window)])} if self.window else {})
+
+    def places(self, prefix=""):
+        """Where q, k and v lie in their rows; k and v in the rows of q if they have none of their own."""
+        H, K, D = self.heads
+        heads = {f"{prefix}{name}_heads": np.array([first, count, D], dtype=float)
+                 for name, first, count in zip("qkv", self.firsts, (H, K, K))}
+        return heads if self.apart else heads | {f"{prefix}{name}={prefix}q": np.ones(1) for name in "kv"}
 
     def of_queries(self, x):
         """k or v with a head for each query head, repeated."""
@@ -119,7 +125,7 @@ def attention_backward(make, B, T, H, D, **options):
     derived = [einsum("bhtj,bjhd->bthd", ds, scaled(a.of_queries(a.k))),
                a.sums_over_queries(ds, scaled(a.q)), a.sums_over_queries(p, dout)]
     # Numbers that are not to be added to.
-    before = a.tensors(*(make.normal(*x.shape) for x in (a.q, a.k, a.v)), prefix="d")
+    before = a.tensors(*(make.normal(*x.shape) for x in (a.q, a.k, a.v)), prefix="d") | a.places("d")
     exact = a.tensors(*(x.grad.numpy() for x in leaves), prefix="d")
     derived = [x.stored(make.dtype) for x in derived]
     # Nothing is rounded beside the heads.

@@ -1,5 +1,4 @@
-"""The required results of the operations on heads (llmc/device/ops.h, "heads"), as in reference_ops.py. The names of operands
-and results are those of test/probe/head_calls.h.
+"""The required results of the operations on heads (llmc/device/ops.h, "heads"), as in reference_ops.py.
 
 Heads lie inside wider rows. The elements outside of them must neither matter nor change.
 """
@@ -169,13 +168,10 @@ def head_norm_backward(make, *leading, count, size, first=0, more=0, dout_first=
                "dout_heads": dout_at.numbers(), "rstd": given_rstd.reshape(-1, count)}
     if weight:
         inputs["weight"] = own_part(w, parts)
-    if in_place:
-        inputs["in_place"] = np.ones(1)
-    else:
-        inputs |= {"din": din_at.empty_rows(leading), "din_heads": din_at.numbers()}
-    result = "dout" if in_place else "din"
-    exact = {result: din_at.rows_with(own_part(x_leaf.grad.numpy(), parts))}
-    derived = {result: din_at.bounded_rows_with(din)}
+    inputs |= {"din=dout": np.ones(1)} if in_place else {"din": din_at.empty_rows(leading)}
+    inputs["din_heads"] = din_at.numbers()
+    exact = {"din": din_at.rows_with(own_part(x_leaf.grad.numpy(), parts))}
+    derived = {"din": din_at.bounded_rows_with(din)}
     if dweight:
         inputs["dweight"] = own_part(start, parts)
         exact["dweight"] = own_part(start + w_leaf.grad.numpy(), parts)

@@ -126,9 +126,8 @@ def swiglu_backward(make, *shape, values=None, in_place=False):
     ds = Bounded(dout) * s
     da, db = ds * b * (1.0 + Bounded(a) * rest), ds * a
     derived = Bounded(np.concatenate([da.value, db.value], axis=-1), np.concatenate([da.error, db.error], axis=-1))
-    inputs = {"in": x, "dout": dout, **({"in_place": np.ones(1)} if in_place else {})}
-    return make_case(inputs, {"in" if in_place else "din": x_leaf.grad},
-                     {"in" if in_place else "din": derived.stored(make.dtype)})
+    inputs = {"in": x, "dout": dout, **({"din=in": np.ones(1)} if in_place else {})}
+    return make_case(inputs, {"din": x_leaf.grad}, {"din": derived.stored(make.dtype)})
 
 
 def relu_squared_operand(make, shape, values):
@@ -149,9 +148,9 @@ def relu_squared_backward(make, *shape, values=None, in_place=False):
     dout = make.normal(*x.shape)
     x_leaf = leaf(x)
     (torch.relu(x_leaf)**2).backward(torch.tensor(dout))
-    inputs = {"in": x, "dout": dout, **({"in_place": np.ones(1)} if in_place else {})}
+    inputs = {"in": x, "dout": dout, **({"din=dout": np.ones(1)} if in_place else {})}
     derived = (Bounded(2.0 * np.maximum(x, 0.0)) * dout).stored(make.dtype)
-    return make_case(inputs, {"dout" if in_place else "din": x_leaf.grad}, {"dout" if in_place else "din": derived})
+    return make_case(inputs, {"din": x_leaf.grad}, {"din": derived})
 
 
 # ---- the cap of logits
@@ -162,6 +161,5 @@ CAP_VALUES = [0.0, -0.0, 1e-30, -1e-3, 0.5, -0.5, 7.0, -15.0, 40.0, -100.0, 1e4,
 
 def soft_cap(make, *shape, cap, values=None, scale=20.0, in_place=False):
     x = make.normal(*shape, scale=scale) if values is None else make.rounded(np.array(values))
-    inputs = {"in": x, "cap": np.array([cap]), **({"in_place": np.ones(1)} if in_place else {})}
-    result = "in" if in_place else "out"
-    return make_case(inputs, {result: torch_capped(leaf(x), cap)}, {result: capped(Bounded(x), cap)[0].stored(make.dtype)})
+    inputs = {"in": x, "cap": np.array([cap]), **({"out=in": np.ones(1)} if in_place else {})}
+    return make_case(inputs, {"out": torch_capped(leaf(x), cap)}, {"out": capped(Bounded(x), cap)[0].stored(make.dtype)})

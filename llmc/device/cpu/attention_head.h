@@ -13,7 +13,7 @@
 #include "llmc/device/cpu/parallel.h"
 #include "llmc/device/cpu/vector_math.h"
 #include "llmc/device/heads.h"
-#include "llmc/device/operands.h"
+#include "llmc/device/ops.h"
 
 namespace llmc::cpu {
 
@@ -42,7 +42,7 @@ struct AttentionSizes {
     }
 };
 
-inline AttentionSizes attention_sizes(const HeadSizes& s) {
+inline AttentionSizes attention_sizes(const AttentionShape& s) {
     return {s.batch, s.sequence, s.heads, s.head_size, s.key_heads, s.window};
 }
 

@@ -7,7 +7,6 @@
 #include "llmc/device/cpu/cpu_ops.h"
 #include "llmc/device/cpu/parallel.h"
 #include "llmc/device/cpu/vector_math.h"
-#include "llmc/device/operands.h"
 
 namespace llmc::cpu {
 
@@ -115,89 +114,76 @@ void check_targets(const Tensor& targets) {
 
 }  // namespace
 
-void CpuOps::fused_classifier(const Tensor& logits, const Tensor& losses, const Tensor& targets,
-                              std::int64_t vocabulary, float scale, bool write_dlogits,
-                              const ClassifierTerms& terms) {
-    const RowSizes sizes = classifier_sizes(logits, losses, targets, vocabulary);
+void CpuOps::compute(const FusedClassifier& op, const RowSizes& sizes) {
     const std::int64_t N = sizes.rows, Vp = sizes.channels;
-    check_terms(terms);
-    const auto ids = targets.span<std::int32_t>();
+    const auto ids = op.targets.span<std::int32_t>();
     check(std::all_of(ids.begin(), ids.end(),
-                      [=](auto id) { return id == ignored_target || (id >= 0 && id < vocabulary); }),
+                      [&](auto id) { return id == ignored_target || (id >= 0 && id < op.vocabulary); }),
           "every target is in the vocabulary or is ignored_target");
-    with_types(logits.dtype, terms.cap, [&](auto element, auto cap) {
+    with_types(op.logits.dtype, op.terms.cap, [&](auto element, auto cap) {
         using X = decltype(element);
-        parallel_for(threads_, N,
-                     [=, z = terms.z_loss, l = logits.as<X>(), loss = losses.as<float>()](std::int64_t n) {
-                         X* const row = l + n * Vp;
-                         const std::int32_t target = ids[static_cast<std::size_t>(n)];
-                         if (target == ignored_target) {
-                             loss[n] = 0.0F;
-                             if (write_dlogits) std::fill(row, row + Vp, X{});
-                             return;
-                         }
-                         const Softmax softmax = softmax_of_row(row, vocabulary, cap);
-                         loss[n] = loss_of(softmax, cap(to_float(row[target])).value);
-                         if (write_dlogits)
-                             write_row_gradient(row, vocabulary, Vp, target, softmax, scale, cap, z);
-                     });
+        parallel_for(
+            threads_, N,
+            [&, z = op.terms.z_loss, l = op.logits.as<X>(), loss = op.losses.as<float>()](std::int64_t n) {
+                X* const row = l + n * Vp;
+                const std::int32_t target = ids[static_cast<std::size_t>(n)];
+                if (target == ignored_target) {
+                    loss[n] = 0.0F;
+                    if (op.write_dlogits) std::fill(row, row + Vp, X{});
+                    return;
+                }
+                const Softmax softmax = softmax_of_row(row, op.vocabulary, cap);
+                loss[n] = loss_of(softmax, cap(to_float(row[target])).value);
+                if (op.write_dlogits)
+                    write_row_gradient(row, op.vocabulary, Vp, target, softmax, op.scale, cap, z);
+            });
     });
 }
 
-void CpuOps::classifier_statistics(const Tensor& statistics, const Tensor& logits, const Tensor& targets,
-                                   std::int64_t columns, std::int64_t first_column,
-                                   const ClassifierTerms& terms) {
-    const RowSizes s = classifier_statistics_sizes(statistics, logits, targets, columns, first_column);
-    check_terms(terms);
-    check_targets(targets);
-    const OwnColumns own{first_column, columns};
-    with_types(logits.dtype, terms.cap, [&](auto element, auto cap) {
+void CpuOps::compute(const ClassifierStatistics& op, const RowSizes& s) {
+    check_targets(op.targets);
+    const OwnColumns own{op.first_column, op.columns};
+    with_types(op.logits.dtype, op.terms.cap, [&](auto element, auto cap) {
         using X = decltype(element);
         parallel_for(threads_, s.rows,
-                     [=, l = logits.as<X>(), ids = targets.as<std::int32_t>(),
-                      out = reinterpret_cast<RowStatistics*>(statistics.as<float>())](std::int64_t n) {
+                     [&, l = op.logits.as<X>(), ids = op.targets.as<std::int32_t>(),
+                      out = reinterpret_cast<RowStatistics*>(op.statistics.as<float>())](std::int64_t n) {
                          if (ids[n] == ignored_target) {
                              out[n] = {{-infinity, 0.0F}, 0.0F};
                              return;
                          }
                          const X* row = l + n * s.channels;
                          const std::int64_t target = own.of(ids[n]);
-                         out[n] = {softmax_of_row(row, columns, cap),
+                         out[n] = {softmax_of_row(row, op.columns, cap),
                                    target >= 0 ? cap(to_float(row[target])).value : 0.0F};
                      });
     });
 }
 
-void CpuOps::classifier_from_statistics(const Tensor& logits, const Tensor& losses,
-                                        const Tensor& all_statistics, const Tensor& targets,
-                                        std::int64_t columns, std::int64_t first_column, float scale,
-                                        bool write_dlogits, const ClassifierTerms& terms) {
-    const ClassifierSizes s =
-        classifier_from_statistics_sizes(logits, losses, all_statistics, targets, columns, first_column);
-    check_terms(terms);
-    check_targets(targets);
-    const OwnColumns own{first_column, columns};
-    with_types(logits.dtype, terms.cap, [&](auto element, auto cap) {
+void CpuOps::compute(const ClassifierFromStatistics& op, const ClassifierSizes& s) {
+    check_targets(op.targets);
+    const OwnColumns own{op.first_column, op.columns};
+    with_types(op.logits.dtype, op.terms.cap, [&](auto element, auto cap) {
         using X = decltype(element);
-        parallel_for(
-            threads_, s.rows,
-            [=, z = terms.z_loss, l = logits.as<X>(), loss = losses.as<float>(),
-             ids = targets.as<std::int32_t>(),
-             statistics =
-                 reinterpret_cast<const RowStatistics*>(all_statistics.as<float>())](std::int64_t n) {
-                X* const row = l + n * s.channels;
-                if (ids[n] == ignored_target) {
-                    loss[n] = 0.0F;
-                    if (write_dlogits) std::fill(row, row + s.channels, X{});
-                    return;
-                }
-                const RowStatistics all =
-                    combined(s.ranks, [=](std::int64_t r) { return statistics[r * s.rows + n]; });
-                loss[n] = loss_of(all.softmax, all.target_logit);
-                if (write_dlogits) {
-                    write_row_gradient(row, columns, s.channels, own.of(ids[n]), all.softmax, scale, cap, z);
-                }
-            });
+        parallel_for(threads_, s.rows,
+                     [&, z = op.terms.z_loss, l = op.logits.as<X>(), loss = op.losses.as<float>(),
+                      ids = op.targets.as<std::int32_t>(),
+                      statistics = reinterpret_cast<const RowStatistics*>(op.all_statistics.as<float>())](
+                         std::int64_t n) {
+                         X* const row = l + n * s.channels;
+                         if (ids[n] == ignored_target) {
+                             loss[n] = 0.0F;
+                             if (op.write_dlogits) std::fill(row, row + s.channels, X{});
+                             return;
+                         }
+                         const RowStatistics all =
+                             combined(s.ranks, [=](std::int64_t r) { return statistics[r * s.rows + n]; });
+                         loss[n] = loss_of(all.softmax, all.target_logit);
+                         if (op.write_dlogits) {
+                             write_row_gradient(row, op.columns, s.channels, own.of(ids[n]), all.softmax,
+                                                op.scale, cap, z);
+                         }
+                     });
     });
 }
 

@@ -23,6 +23,22 @@ std::size_t CpuOps::workspace_bytes(const WorkspaceRequest& request) const {
     return static_cast<std::size_t>(floats) * sizeof(float);
 }
 
+// Its products read bf16, not bytes.
+template <class O>
+concept OfBytes = std::is_same_v<O, QuantiseToBytes> || std::is_same_v<O, Fp8MatmulForward> ||
+    std::is_same_v<O, Fp8MatmulBackward>;
+
+void CpuOps::run(const Op& op) {
+    std::visit(
+        [this]<class O>(const O& of) {
+            if constexpr (OfBytes<O>)
+                programming_error("products of this device read bf16");
+            else
+                compute(of, of.sizes());
+        },
+        op);
+}
+
 float* CpuOps::workspace(std::int64_t floats) const {
     const std::size_t bytes = static_cast<std::size_t>(floats) * sizeof(float);
     if (bytes > 0 && (!workspace_ || workspace_.bytes() < bytes)) {

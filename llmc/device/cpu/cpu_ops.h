@@ -30,92 +30,50 @@ class CpuOps : public Ops, public DeviceSizes {
     std::int64_t default_micro_batch_tokens() const override { return 2048; }
     std::int64_t default_logits_bytes() const override { return 128 << 20; }
     void set_workspace(const Tensor& workspace) override { workspace_ = workspace; }
-
-    void encoder_forward(const Tensor& out, const Tensor& tokens, const Tensor& wte, const Tensor& wpe,
-                         std::optional<std::int64_t> first_row = {}) override;
-    void encoder_backward(const Tensor& dwte, const Tensor& dwpe, const Tensor& dout, const Tensor& tokens,
-                          std::optional<std::int64_t> first_row = {}) override;
-
-    void layernorm_forward(const Tensor& out, const Tensor& mean, const Tensor& rstd, const Tensor& in,
-                           const Tensor& gamma, const Tensor& beta) override;
-    void layernorm_backward(const Tensor& din, const Tensor& dgamma, const Tensor& dbeta, const Tensor& dout,
-                            const Tensor& in, const Tensor& gamma, const Tensor& mean,
-                            const Tensor& rstd) override;
-    void fused_residual_layernorm_forward(const Tensor& residual, const Tensor& out, const Tensor& mean,
-                                          const Tensor& rstd, const Tensor& in1, const Tensor& in2,
-                                          const Tensor& gamma, const Tensor& beta) override;
-
-    void rmsnorm_forward(const Tensor& out, const Tensor& rstd, const Tensor& in, const Tensor& weight,
-                         float eps) override;
-    void rmsnorm_backward(const Tensor& din, const Tensor& dweight, const Tensor& dout, const Tensor& in,
-                          const Tensor& weight, const Tensor& rstd) override;
-    void fused_residual_rmsnorm_forward(const Tensor& residual, const Tensor& out, const Tensor& rstd,
-                                        const Tensor& in1, const Tensor& in2, const Tensor& weight,
-                                        float eps) override;
-
-    void matmul_forward(const Tensor& out, const Tensor& in, const Tensor& weight, const Tensor& bias,
-                        const Tensor& pre_gelu = {}) override;
-    void matmul_backward(const Tensor& din, const Tensor& dweight, const Tensor& dbias, const Tensor& dout,
-                         const Tensor& in, const Tensor& weight, const Tensor& pre_gelu = {}) override;
-
-    void gelu_forward(const Tensor& out, const Tensor& in) override;
-    void gelu_backward(const Tensor& din, const Tensor& dout, const Tensor& in) override;
-
-    void swiglu_forward(const Tensor& out, const Tensor& in) override;
-    void swiglu_backward(const Tensor& din, const Tensor& dout, const Tensor& in) override;
-    void relu_squared_forward(const Tensor& out, const Tensor& in) override;
-    void relu_squared_backward(const Tensor& din, const Tensor& dout, const Tensor& in) override;
-
-    void attention_forward(const Tensor& out, const Tensor& lse, const Heads& q, const Heads& k,
-                           const Heads& v, std::int64_t window = 0) override;
-    void attention_backward(const Heads& dq, const Heads& dk, const Heads& dv, const Tensor& dout,
-                            const Heads& q, const Heads& k, const Heads& v, const Tensor& out,
-                            const Tensor& lse, std::int64_t window = 0) override;
-    void attention_cached_forward(const Tensor& out, const Tensor& cache, const Heads& q, const Heads& k,
-                                  const Heads& v, std::int64_t position, std::int64_t window = 0) override;
-
-    void rope(const Heads& x, const Tensor& angles, std::int64_t position, bool inverse) override;
-
-    void head_norm_forward(const Heads& out, const Tensor& rstd, const Heads& in, const Tensor& weight,
-                           float eps, const std::optional<SharedRows>& shared = {}) override;
-    void head_norm_sums(const Tensor& sums, const Heads& in) override;
-    void head_norm_backward(const Heads& din, const Tensor& dweight, const Heads& dout, const Heads& in,
-                            const Tensor& weight, const Tensor& rstd,
-                            const std::optional<SharedRows>& shared = {}) override;
-    void head_norm_backward_sums(const Tensor& sums, const Heads& dout, const Heads& in, const Tensor& weight,
-                                 const Tensor& rstd) override;
-
-    void fused_classifier(const Tensor& logits, const Tensor& losses, const Tensor& targets,
-                          std::int64_t vocabulary, float scale, bool write_dlogits,
-                          const ClassifierTerms& terms = {}) override;
-    void classifier_statistics(const Tensor& statistics, const Tensor& logits, const Tensor& targets,
-                               std::int64_t columns, std::int64_t first_column,
-                               const ClassifierTerms& terms = {}) override;
-    void classifier_from_statistics(const Tensor& logits, const Tensor& losses, const Tensor& all_statistics,
-                                    const Tensor& targets, std::int64_t columns, std::int64_t first_column,
-                                    float scale, bool write_dlogits,
-                                    const ClassifierTerms& terms = {}) override;
-    void soft_cap(const Tensor& out, const Tensor& in, float cap) override;
-
-    void global_norm_squared(const Tensor& partials, const Tensor& x) override;
-    void sum(const Tensor& out, const Tensor& x) override;
-    void adamw(const Tensor& parameters, const Tensor& master, const Tensor& m, const Tensor& v,
-               const Tensor& gradients, const Tensor& norm_squared, std::span<const AdamWSegment> segments,
-               const AdamWStep& step, const std::optional<StochasticRounding>& rounding = {},
-               const std::optional<StochasticRounding>& rounding_of_moments = {},
-               const EightBitMoments& in_8_bits = {}) override;
-
-    void cast(const Tensor& out, const Tensor& in) override;
-    void copy(const Tensor& out, const Tensor& in) override;
-    void fill(const Tensor& out, float value) override;
-    void add(const Tensor& out, const Tensor& a, const Tensor& b) override;
-    void accumulate(const Tensor& out, const Tensor& in, const StochasticRounding& rounding,
-                    std::int64_t count) override;
-    void all_finite(const Tensor& flag, const Tensor& x) override;
-    void amax(const Tensor& out, const Tensor& x) override;
-    void quantise(const Tensor& out, const Tensor& x, const Tensor& amax, Fp8 format) override;
+    void run(const Op& op) override;
 
   private:
+    // Each operation, after its operands have been checked.
+    void compute(const EncoderForward& op, const EncoderSizes& s);
+    void compute(const EncoderBackward& op, const EncoderSizes& s);
+    void compute(const LayerNormForward& op, const RowSizes& s);
+    void compute(const LayerNormBackward& op, const RowSizes& s);
+    void compute(const FusedResidualLayerNormForward& op, const RowSizes& s);
+    void compute(const RmsNormForward& op, const RowSizes& s);
+    void compute(const RmsNormBackward& op, const RowSizes& s);
+    void compute(const FusedResidualRmsNormForward& op, const RowSizes& s);
+    void compute(const MatmulForward& op, const MatmulSizes& s);
+    void compute(const MatmulBackward& op, const MatmulSizes& s);
+    void compute(const GeluForward& op, std::int64_t n);
+    void compute(const GeluBackward& op, std::int64_t n);
+    void compute(const SwigluForward& op, const RowSizes& s);
+    void compute(const SwigluBackward& op, const RowSizes& s);
+    void compute(const ReluSquaredForward& op, std::int64_t n);
+    void compute(const ReluSquaredBackward& op, std::int64_t n);
+    void compute(const AttentionForward& op, const AttentionShape& s);
+    void compute(const AttentionBackward& op, const AttentionShape& s);
+    void compute(const AttentionCachedForward& op, const CachedAttentionShape& s);
+    void compute(const Rope& op, const RopeSizes& s);
+    void compute(const HeadNormForward& op, const HeadNormSizes& s);
+    void compute(const HeadNormSums& op, const HeadNormSizes& s);
+    void compute(const HeadNormBackward& op, const HeadNormSizes& s);
+    void compute(const HeadNormBackwardSums& op, const HeadNormSizes& s);
+    void compute(const FusedClassifier& op, const RowSizes& s);
+    void compute(const ClassifierStatistics& op, const RowSizes& s);
+    void compute(const ClassifierFromStatistics& op, const ClassifierSizes& s);
+    void compute(const llmc::SoftCap& op, std::int64_t n);
+    void compute(const GlobalNormSquared& op, std::int64_t n);
+    void compute(const llmc::Sum& op, std::int64_t n);
+    void compute(const AdamW& op, std::int64_t n);
+    void compute(const Amax& op, std::int64_t n);
+    void compute(const Quantise& op, std::int64_t n);
+    void compute(const Cast& op, std::int64_t n);
+    void compute(const Copy& op, std::int64_t n);
+    void compute(const Fill& op, std::int64_t n);
+    void compute(const Add& op, std::int64_t n);
+    void compute(const Accumulate& op, std::int64_t n);
+    void compute(const AllFinite& op, std::int64_t n);
+
     // The workspace, in floats, that each group of operations needs. The workspace is as large as the
     // largest; each call uses it from its start.
     std::int64_t layernorm_floats(const WorkspaceRequest& request) const;

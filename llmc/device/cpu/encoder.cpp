@@ -6,8 +6,6 @@
 #include "llmc/device/cpu/cpu_ops.h"
 #include "llmc/device/cpu/parallel.h"
 #include "llmc/device/cpu/vector_math.h"
-#include "llmc/device/head_operands.h"
-#include "llmc/device/operands.h"
 
 namespace llmc::cpu {
 
@@ -55,15 +53,13 @@ void rotate_head(X* x, const float* angles, float sign, std::int64_t half) {
 
 }  // namespace
 
-void CpuOps::encoder_forward(const Tensor& out, const Tensor& tokens, const Tensor& wte, const Tensor& wpe,
-                             std::optional<std::int64_t> first_row) {
-    const auto [B, T, C, rows_of_wte] = encoder_forward_sizes(out, tokens, wte, wpe);
-    const TableRows table = table_rows(tokens, rows_of_wte, first_row);
-    with_dtype(out.dtype, [&, T = T, C = C](auto element) {
+void CpuOps::compute(const EncoderForward& op, const EncoderSizes& s) {
+    const TableRows table = table_rows(op.tokens, s.rows_of_wte, op.first_row);
+    with_dtype(op.out.dtype, [&, T = s.sequence, C = s.channels](auto element) {
         using X = decltype(element);
-        parallel_for(threads_, tokens.elements(),
-                     [=, y = out.as<X>(), ids = tokens.as<std::int32_t>(), w = wte.as<X>(),
-                      p = wpe ? wpe.as<X>() : nullptr](std::int64_t row) {
+        parallel_for(threads_, op.tokens.elements(),
+                     [=, y = op.out.as<X>(), ids = op.tokens.as<std::int32_t>(), w = op.wte.as<X>(),
+                      p = op.wpe ? op.wpe.as<X>() : nullptr](std::int64_t row) {
                          const std::int64_t row_of_wte = table.of(ids[row]);
                          const X* token = row_of_wte >= 0 ? w + row_of_wte * C : nullptr;
                          const X* position = p ? p + row % T * C : nullptr;
@@ -84,21 +80,19 @@ void CpuOps::encoder_forward(const Tensor& out, const Tensor& tokens, const Tens
     });
 }
 
-void CpuOps::encoder_backward(const Tensor& dwte, const Tensor& dwpe, const Tensor& dout,
-                              const Tensor& tokens, std::optional<std::int64_t> first_row) {
-    const auto [B, T, C, rows_of_wte] = encoder_backward_sizes(dwte, dwpe, dout, tokens);
-    const TableRows table = table_rows(tokens, rows_of_wte, first_row);
-    with_dtype(dout.dtype, [&, B = B, T = T, C = C](auto element) {
+void CpuOps::compute(const EncoderBackward& op, const EncoderSizes& s) {
+    const TableRows table = table_rows(op.tokens, s.rows_of_wte, op.first_row);
+    with_dtype(op.dout.dtype, [&, N = s.batch * s.sequence, T = s.sequence, C = s.channels](auto element) {
         using X = decltype(element);
         // A thread adds a strip of channels of all rows, in the order of the rows. No two threads write the
         // same element, and no sum depends on the number of threads. Strips are whole cache lines.
         const std::int64_t width = round_up(divide_up(C, threads_), 16);
         parallel_for(threads_, divide_up(C, width),
-                     [=, dw = dwte.as<float>(), dp = dwpe ? dwpe.as<float>() : nullptr, dy = dout.as<X>(),
-                      ids = tokens.as<std::int32_t>()](std::int64_t strip) {
+                     [=, dw = op.dwte.as<float>(), dp = op.dwpe ? op.dwpe.as<float>() : nullptr,
+                      dy = op.dout.as<X>(), ids = op.tokens.as<std::int32_t>()](std::int64_t strip) {
                          const std::int64_t begin = strip * width;
                          const std::int64_t end = std::min(begin + width, C);
-                         for (std::int64_t row = 0; row < B * T; ++row) {
+                         for (std::int64_t row = 0; row < N; ++row) {
                              const X* from = dy + row * C;
                              if (dp) add_row(dp + row % T * C + begin, from + begin, end - begin);
                              const std::int64_t row_of_wte = table.of(ids[row]);
@@ -109,14 +103,14 @@ void CpuOps::encoder_backward(const Tensor& dwte, const Tensor& dwpe, const Tens
     });
 }
 
-void CpuOps::rope(const Heads& x, const Tensor& angles, std::int64_t position, bool inverse) {
-    const RopeSizes s = rope_sizes(x, angles, position);
+void CpuOps::compute(const Rope& op, const RopeSizes& s) {
     const int threads = threads_for(s.rows * s.heads * s.head_size, threads_);
-    with_dtype(x.rows.dtype, [&](auto element) {
+    with_dtype(op.x.rows.dtype, [&](auto element) {
         using X = decltype(element);
         parallel_for(threads, s.rows,
-                     [=, to = x.rows.as<X>() + x.first, stride = row_elements(x), table = angles.as<float>(),
-                      sign = inverse ? -1.0F : 1.0F](std::int64_t row) {
+                     [=, to = op.x.rows.as<X>() + op.x.first, stride = row_elements(op.x),
+                      table = op.angles.as<float>(), sign = op.inverse ? -1.0F : 1.0F,
+                      position = op.position](std::int64_t row) {
                          const float* const own = table + (position + row % s.sequence) * s.head_size;
                          for (std::int64_t head = 0; head < s.heads; ++head) {
                              rotate_head(to + row * stride + head * s.head_size, own, sign, s.head_size / 2);

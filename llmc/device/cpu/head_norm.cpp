@@ -5,7 +5,6 @@
 #include "llmc/device/cpu/cpu_ops.h"
 #include "llmc/device/cpu/parallel.h"
 #include "llmc/device/cpu/vector_math.h"
-#include "llmc/device/head_operands.h"
 
 namespace llmc::cpu {
 
@@ -26,8 +25,8 @@ struct Places {
 
 // The sums of rows that ranks share; without ranks, each row's own sum is used.
 struct RankSums {
-    RankSums(const std::optional<SharedRows>& shared, const HeadNormSizes& s)
-        : sums(shared ? shared->sums.as<float>() : nullptr), ranks(s.ranks), rows(s.rows) {}
+    RankSums(const SharedRows& shared, const HeadNormSizes& s)
+        : sums(shared.sums ? shared.sums.as<float>() : nullptr), ranks(s.ranks), rows(s.rows) {}
     float row_sum(std::int64_t row) const {
         float sum = 0.0F;
         for (std::int64_t rank = 0; rank < ranks; ++rank) sum += sums[rank * rows + row];
@@ -92,14 +91,13 @@ void add_head_to_weight(float* dweight, const X* dout, const X* x, float rstd, s
 
 }  // namespace
 
-void CpuOps::head_norm_forward(const Heads& out, const Tensor& rstd, const Heads& in, const Tensor& weight,
-                               float eps, const std::optional<SharedRows>& shared) {
-    const HeadNormSizes s = head_norm_forward_sizes(out, rstd, in, weight, shared);
-    with_dtype(in.rows.dtype, [&](auto element) {
+void CpuOps::compute(const HeadNormForward& op, const HeadNormSizes& s) {
+    with_dtype(op.in.rows.dtype, [&](auto element) {
         using X = decltype(element);
         parallel_for(threads_, s.rows,
-                     [=, y = Places<X>(out), x = Places<X>(in), w = weight ? weight.as<X>() : nullptr,
-                      rstds = rstd.as<float>(), rank_sums = RankSums(shared, s)](std::int64_t row) {
+                     [=, y = Places<X>(op.out), x = Places<X>(op.in),
+                      w = op.weight ? op.weight.as<X>() : nullptr, rstds = op.rstd.as<float>(),
+                      rank_sums = RankSums(op.shared, s), eps = op.eps](std::int64_t row) {
                          for (std::int64_t head = 0; head < s.heads; ++head) {
                              const X* const own = x.at(row, head);
                              const float sum =
@@ -112,28 +110,24 @@ void CpuOps::head_norm_forward(const Heads& out, const Tensor& rstd, const Heads
     });
 }
 
-void CpuOps::head_norm_sums(const Tensor& sums, const Heads& in) {
-    const HeadNormSizes s = head_norm_sums_sizes(sums, in);
-    with_dtype(in.rows.dtype, [&](auto element) {
+void CpuOps::compute(const HeadNormSums& op, const HeadNormSizes& s) {
+    with_dtype(op.in.rows.dtype, [&](auto element) {
         using X = decltype(element);
-        parallel_for(threads_, s.rows, [=, to = sums.as<float>(), x = Places<X>(in)](std::int64_t row) {
+        parallel_for(threads_, s.rows, [=, to = op.sums.as<float>(), x = Places<X>(op.in)](std::int64_t row) {
             to[row] = sum_of_squares(x.at(row, 0), s.head_size);
         });
     });
 }
 
-void CpuOps::head_norm_backward(const Heads& din, const Tensor& dweight, const Heads& dout, const Heads& in,
-                                const Tensor& weight, const Tensor& rstd,
-                                const std::optional<SharedRows>& shared) {
-    const HeadNormSizes s = head_norm_backward_sizes(din, dweight, dout, in, weight, rstd, shared);
+void CpuOps::compute(const HeadNormBackward& op, const HeadNormSizes& s) {
     const RowBlocks blocks(s.rows);
-    float* const partials = dweight ? workspace(blocks.count * s.head_size) : nullptr;  // (blocks, D)
-    with_dtype(in.rows.dtype, [&](auto element) {
+    float* const partials = op.dweight ? workspace(blocks.count * s.head_size) : nullptr;  // (blocks, D)
+    with_dtype(op.in.rows.dtype, [&](auto element) {
         using X = decltype(element);
         parallel_for(threads_, blocks.count,
-                     [=, dx = Places<X>(din), dy = Places<X>(dout), x = Places<X>(in),
-                      w = weight ? weight.as<X>() : nullptr, rstds = rstd.as<float>(),
-                      rank_sums = RankSums(shared, s)](std::int64_t block) {
+                     [=, dx = Places<X>(op.din), dy = Places<X>(op.dout), x = Places<X>(op.in),
+                      w = op.weight ? op.weight.as<X>() : nullptr, rstds = op.rstd.as<float>(),
+                      rank_sums = RankSums(op.shared, s)](std::int64_t block) {
                          float* const partial = partials ? partials + block * s.head_size : nullptr;
                          if (partial) std::fill_n(partial, s.head_size, 0.0F);
                          for (std::int64_t row = blocks.begin(block); row < blocks.end(block); ++row) {
@@ -152,20 +146,19 @@ void CpuOps::head_norm_backward(const Heads& din, const Tensor& dweight, const H
                          }
                      });
         if (!partials) return;
-        add_partials(threads_, dweight.as<float>(), partials, blocks.count, s.head_size, s.head_size);
+        add_partials(threads_, op.dweight.as<float>(), partials, blocks.count, s.head_size, s.head_size);
     });
 }
 
-void CpuOps::head_norm_backward_sums(const Tensor& sums, const Heads& dout, const Heads& in,
-                                     const Tensor& weight, const Tensor& rstd) {
-    const HeadNormSizes s = head_norm_backward_sums_sizes(sums, dout, in, weight, rstd);
-    with_dtype(in.rows.dtype, [&](auto element) {
+void CpuOps::compute(const HeadNormBackwardSums& op, const HeadNormSizes& s) {
+    with_dtype(op.in.rows.dtype, [&](auto element) {
         using X = decltype(element);
-        parallel_for(threads_, s.rows,
-                     [=, to = sums.as<float>(), dy = Places<X>(dout), x = Places<X>(in),
-                      w = weight ? weight.as<X>() : nullptr, rstds = rstd.as<float>()](std::int64_t row) {
-                         to[row] = sum_of_gh(dy.at(row, 0), x.at(row, 0), w, rstds[row], s.head_size);
-                     });
+        parallel_for(
+            threads_, s.rows,
+            [=, to = op.sums.as<float>(), dy = Places<X>(op.dout), x = Places<X>(op.in),
+             w = op.weight ? op.weight.as<X>() : nullptr, rstds = op.rstd.as<float>()](std::int64_t row) {
+                to[row] = sum_of_gh(dy.at(row, 0), x.at(row, 0), w, rstds[row], s.head_size);
+            });
     });
 }
 

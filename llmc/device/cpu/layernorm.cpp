@@ -5,7 +5,6 @@
 #include "llmc/device/cpu/cpu_ops.h"
 #include "llmc/device/cpu/parallel.h"
 #include "llmc/device/cpu/vector_math.h"
-#include "llmc/device/operands.h"
 
 namespace llmc::cpu {
 
@@ -77,34 +76,28 @@ void add_row_to_parameters(float* dgamma, float* dbeta, const X* dout, const X* 
 
 }  // namespace
 
-void CpuOps::layernorm_forward(const Tensor& out, const Tensor& mean, const Tensor& rstd, const Tensor& in,
-                               const Tensor& gamma, const Tensor& beta) {
-    const auto [rows, channels] = layernorm_forward_sizes(out, mean, rstd, in, gamma, beta);
-    with_dtype(in.dtype, [&, N = rows, C = channels](auto element) {
+void CpuOps::compute(const LayerNormForward& op, const RowSizes& sizes) {
+    with_dtype(op.in.dtype, [&, N = sizes.rows, C = sizes.channels](auto element) {
         using X = decltype(element);
-        parallel_for(
-            threads_, N,
-            [=, y = out.as<X>(), x = in.as<X>(), g = gamma.as<X>(), b = beta ? beta.as<X>() : nullptr,
-             means = mean.as<float>(), rstds = rstd.as<float>()](std::int64_t row) {
-                const RowStatistics s = row_statistics(x + row * C, C);
-                normalize_row(y + row * C, x + row * C, g, b, s, C);
-                means[row] = s.mean;
-                rstds[row] = s.rstd;
-            });
+        parallel_for(threads_, N,
+                     [=, y = op.out.as<X>(), x = op.in.as<X>(), g = op.gamma.as<X>(),
+                      b = op.beta ? op.beta.as<X>() : nullptr, means = op.mean.as<float>(),
+                      rstds = op.rstd.as<float>()](std::int64_t row) {
+                         const RowStatistics s = row_statistics(x + row * C, C);
+                         normalize_row(y + row * C, x + row * C, g, b, s, C);
+                         means[row] = s.mean;
+                         rstds[row] = s.rstd;
+                     });
     });
 }
 
-void CpuOps::fused_residual_layernorm_forward(const Tensor& residual, const Tensor& out, const Tensor& mean,
-                                              const Tensor& rstd, const Tensor& in1, const Tensor& in2,
-                                              const Tensor& gamma, const Tensor& beta) {
-    const auto [rows, channels] =
-        fused_residual_layernorm_sizes(residual, out, mean, rstd, in1, in2, gamma, beta);
-    with_dtype(residual.dtype, [&, N = rows, C = channels](auto element) {
+void CpuOps::compute(const FusedResidualLayerNormForward& op, const RowSizes& sizes) {
+    with_dtype(op.residual.dtype, [&, N = sizes.rows, C = sizes.channels](auto element) {
         using X = decltype(element);
         parallel_for(threads_, N,
-                     [=, y = out.as<X>(), r = residual.as<X>(), a = in1.as<X>(), b = in2.as<X>(),
-                      g = gamma.as<X>(), shift = beta ? beta.as<X>() : nullptr, means = mean.as<float>(),
-                      rstds = rstd.as<float>()](std::int64_t row) {
+                     [=, y = op.out.as<X>(), r = op.residual.as<X>(), a = op.in1.as<X>(), b = op.in2.as<X>(),
+                      g = op.gamma.as<X>(), shift = op.beta ? op.beta.as<X>() : nullptr,
+                      means = op.mean.as<float>(), rstds = op.rstd.as<float>()](std::int64_t row) {
                          const std::int64_t first = row * C;
 #pragma omp simd
                          for (std::int64_t c = 0; c < C; ++c) {
@@ -118,34 +111,31 @@ void CpuOps::fused_residual_layernorm_forward(const Tensor& residual, const Tens
     });
 }
 
-void CpuOps::layernorm_backward(const Tensor& din, const Tensor& dgamma, const Tensor& dbeta,
-                                const Tensor& dout, const Tensor& in, const Tensor& gamma, const Tensor& mean,
-                                const Tensor& rstd) {
-    const auto [rows, channels] = layernorm_backward_sizes(din, dgamma, dbeta, dout, in, gamma, mean, rstd);
-    const RowBlocks blocks(rows);
+void CpuOps::compute(const LayerNormBackward& op, const RowSizes& sizes) {
+    const RowBlocks blocks(sizes.rows);
     // (blocks, 2, C): for dgamma and dbeta; those of dbeta are computed even if unused, which costs one
     // addition per element
-    float* const partials = dgamma ? workspace(2 * blocks.count * channels) : nullptr;
-    with_dtype(in.dtype, [&, C = channels](auto element) {
+    float* const partials = op.dgamma ? workspace(2 * blocks.count * sizes.channels) : nullptr;
+    with_dtype(op.in.dtype, [&, C = sizes.channels](auto element) {
         using X = decltype(element);
-        parallel_for(
-            threads_, blocks.count,
-            [=, dx = din ? din.as<X>() : nullptr, dy = dout.as<X>(), x = in.as<X>(), g = gamma.as<X>(),
-             means = mean.as<float>(), rstds = rstd.as<float>()](std::int64_t block) {
-                float* partial = partials ? partials + 2 * block * C : nullptr;
-                if (partial) std::fill_n(partial, 2 * C, 0.0F);
-                for (std::int64_t row = blocks.begin(block); row < blocks.end(block); ++row) {
-                    const std::int64_t first = row * C;
-                    const RowStatistics s{means[row], rstds[row]};
-                    if (partial) {
-                        add_row_to_parameters(partial, partial + C, dy + first, x + first, s, C);
-                    }
-                    if (dx) backward_row(dx + first, dy + first, x + first, g, s, C);
-                }
-            });
+        parallel_for(threads_, blocks.count,
+                     [=, dx = op.din ? op.din.as<X>() : nullptr, dy = op.dout.as<X>(), x = op.in.as<X>(),
+                      g = op.gamma.as<X>(), means = op.mean.as<float>(),
+                      rstds = op.rstd.as<float>()](std::int64_t block) {
+                         float* partial = partials ? partials + 2 * block * C : nullptr;
+                         if (partial) std::fill_n(partial, 2 * C, 0.0F);
+                         for (std::int64_t row = blocks.begin(block); row < blocks.end(block); ++row) {
+                             const std::int64_t first = row * C;
+                             const RowStatistics s{means[row], rstds[row]};
+                             if (partial) {
+                                 add_row_to_parameters(partial, partial + C, dy + first, x + first, s, C);
+                             }
+                             if (dx) backward_row(dx + first, dy + first, x + first, g, s, C);
+                         }
+                     });
         if (!partials) return;
-        add_partials(threads_, dgamma.as<float>(), partials, blocks.count, 2 * C, C);
-        if (dbeta) add_partials(threads_, dbeta.as<float>(), partials + C, blocks.count, 2 * C, C);
+        add_partials(threads_, op.dgamma.as<float>(), partials, blocks.count, 2 * C, C);
+        if (op.dbeta) add_partials(threads_, op.dbeta.as<float>(), partials + C, blocks.count, 2 * C, C);
     });
 }
 

@@ -7,7 +7,6 @@
 #include "llmc/device/cpu/products.h"
 #include "llmc/device/cpu/vector_math.h"
 #include "llmc/device/cpu/widened_product.h"
-#include "llmc/device/operands.h"
 
 namespace llmc::cpu {
 
@@ -36,74 +35,67 @@ void multiply_row(int threads, const Tensor& out, const Tensor& in, const Tensor
 
 }  // namespace
 
-void CpuOps::matmul_forward(const Tensor& out, const Tensor& in, const Tensor& weight, const Tensor& bias,
-                            const Tensor& pre_gelu) {
-    const MatmulSizes sizes = matmul_forward_sizes(out, in, weight, bias, pre_gelu);
-
-    const Tensor& product_out = pre_gelu ? pre_gelu : out;
+void CpuOps::compute(const MatmulForward& op, const MatmulSizes& sizes) {
+    const Tensor& product_out = op.pre_gelu ? op.pre_gelu : op.out;
     const Matrix sums(product_out);
-    const Matrix weight_transposed = Matrix(weight).transposed();
+    const Matrix weight_transposed = Matrix(op.weight).transposed();
     if (sizes.rows == 1) {
-        multiply_row(threads_, product_out, in, weight, bias);
-    } else if (is_native(out.dtype)) {
-        products_->multiply(sums, Matrix(in), weight_transposed, Into::overwrite, bias.data);
+        multiply_row(threads_, product_out, op.in, op.weight, op.bias);
+    } else if (is_native(op.out.dtype)) {
+        products_->multiply(sums, Matrix(op.in), weight_transposed, Into::overwrite, op.bias.data);
     } else {
         WidenedProduct product(*products_, threads_, false,
                                workspace(WidenedProduct::floats(largest(sizes))));
-        with_dtype(out.dtype, [&](auto element) {
+        with_dtype(op.out.dtype, [&](auto element) {
             using X = decltype(element);
-            if (bias) {
-                product.overwrite<X>(sums, Matrix(in), weight_transposed,
-                                     [b = bias.as<X>()](float sum, std::int64_t, std::int64_t column) {
+            if (op.bias) {
+                product.overwrite<X>(sums, Matrix(op.in), weight_transposed,
+                                     [b = op.bias.as<X>()](float sum, std::int64_t, std::int64_t column) {
                                          return sum + to_float(b[column]);
                                      });
             } else {
-                product.overwrite<X>(sums, Matrix(in), weight_transposed, plain);
+                product.overwrite<X>(sums, Matrix(op.in), weight_transposed, plain);
             }
         });
     }
-    if (pre_gelu) gelu_forward(out, pre_gelu);
+    if (op.pre_gelu) run(GeluForward{op.out, op.pre_gelu});
 }
 
-void CpuOps::matmul_backward(const Tensor& din, const Tensor& dweight, const Tensor& dbias,
-                             const Tensor& dout, const Tensor& in, const Tensor& weight,
-                             const Tensor& pre_gelu) {
-    const MatmulSizes sizes = matmul_backward_sizes(din, dweight, dbias, dout, in, weight, pre_gelu);
-
-    const bool fp32 = dout.dtype == DType::fp32;
+void CpuOps::compute(const MatmulBackward& op, const MatmulSizes& sizes) {
+    const bool fp32 = op.dout.dtype == DType::fp32;
     float* const scratch = fp32 ? nullptr : workspace(WidenedProduct::floats(largest(sizes)));
-    WidenedProduct widened(*products_, threads_, is_native(dout.dtype), scratch);
-    if (dweight) {
-        const Matrix dw(dweight.view({sizes.out_channels, sizes.in_channels}));
-        const Matrix dout_transposed = Matrix(dout).transposed();
-        if (is_native(dout.dtype)) {
-            products_->multiply(dw, dout_transposed, Matrix(in), Into::accumulate);
+    WidenedProduct widened(*products_, threads_, is_native(op.dout.dtype), scratch);
+    if (op.dweight) {
+        const Matrix dw(op.dweight.view({sizes.out_channels, sizes.in_channels}));
+        const Matrix dout_transposed = Matrix(op.dout).transposed();
+        if (is_native(op.dout.dtype)) {
+            products_->multiply(dw, dout_transposed, Matrix(op.in), Into::accumulate);
         } else {
-            widened.accumulate(dw, dout_transposed, Matrix(in));
+            widened.accumulate(dw, dout_transposed, Matrix(op.in));
         }
     }
-    if (dbias) bias_gradient(dbias, dout);
-    if (!din) return;
+    if (op.dbias) bias_gradient(op.dbias, op.dout);
+    if (!op.din) return;
 
-    const Matrix dx(din);
+    const Matrix dx(op.din);
     if (fp32) {
-        products_->multiply(dx, Matrix(dout), Matrix(weight));
-        if (pre_gelu) gelu_backward(din, din, pre_gelu);
-    } else if (pre_gelu) {
+        products_->multiply(dx, Matrix(op.dout), Matrix(op.weight));
+        if (op.pre_gelu) run(GeluBackward{op.din, op.din, op.pre_gelu});
+    } else if (op.pre_gelu) {
         // The product stays in fp32 until it is multiplied by GELU', so that it is rounded only once.
-        with_dtype(dout.dtype, [&](auto element) {
+        with_dtype(op.dout.dtype, [&](auto element) {
             using X = decltype(element);
-            const auto times_derivative = [x = pre_gelu.as<X>(), columns = sizes.in_channels](
+            const auto times_derivative = [x = op.pre_gelu.as<X>(), columns = sizes.in_channels](
                                               float sum, std::int64_t row, std::int64_t column) {
                 return sum * gelu_derivative(to_float(x[row * columns + column]));
             };
-            widened.overwrite<X>(dx, Matrix(dout), Matrix(weight), times_derivative);
+            widened.overwrite<X>(dx, Matrix(op.dout), Matrix(op.weight), times_derivative);
         });
-    } else if (is_native(dout.dtype)) {
-        products_->multiply(dx, Matrix(dout), Matrix(weight));
+    } else if (is_native(op.dout.dtype)) {
+        products_->multiply(dx, Matrix(op.dout), Matrix(op.weight));
     } else {
-        with_dtype(dout.dtype, [&](auto element) {
-            widened.overwrite<decltype(element)>(dx, Matrix(dout), Matrix(weight), plain);
+        with_dtype(op.dout.dtype, [&](auto element) {
+            widened.overwrite<decltype(element)>(dx, Matrix(op.dout), Matrix(op.weight), plain);
         });
     }
 }

@@ -8,7 +8,6 @@
 #include "llmc/device/cpu/parallel.h"
 #include "llmc/device/cpu/vector_math.h"
 #include "llmc/device/eight_bit_moments.h"
-#include "llmc/device/operands.h"
 #include "llmc/device/stochastic_rounding.h"
 
 namespace llmc::cpu {
@@ -96,30 +95,26 @@ class Block {
 
 }  // namespace
 
-void CpuOps::global_norm_squared(const Tensor& partials, const Tensor& x) {
-    check_dtype(x, x.dtype, "x");
-    check(x.elements() % norm_block_elements == 0, "the norm takes whole blocks of norm_block_elements");
-    const std::int64_t blocks = x.elements() / norm_block_elements;
-    check_elements(partials, DType::fp32, blocks, "partials");
-    with_dtype(x.dtype, [&](auto element) {
+void CpuOps::compute(const GlobalNormSquared& op, std::int64_t n) {
+    const std::int64_t blocks = n / norm_block_elements;
+    with_dtype(op.x.dtype, [&](auto element) {
         using X = decltype(element);
-        parallel_for(threads_, blocks, [to = partials.as<float>(), all = x.as<X>()](std::int64_t block) {
-            const X* values = all + block * norm_block_elements;
-            to[block] = lane_sum<float>(norm_block_elements, [=](std::int64_t i) {
-                return to_float(values[i]) * to_float(values[i]);
-            });
-        });
+        parallel_for(threads_, blocks,
+                     [to = op.partials.as<float>(), all = op.x.as<X>()](std::int64_t block) {
+                         const X* values = all + block * norm_block_elements;
+                         to[block] = lane_sum<float>(norm_block_elements, [=](std::int64_t i) {
+                             return to_float(values[i]) * to_float(values[i]);
+                         });
+                     });
     });
 }
 
-void CpuOps::sum(const Tensor& out, const Tensor& x) {
-    check_elements(out, DType::fp64, 1, "out");
-    check_dtype(x, DType::fp32, "x");
+void CpuOps::compute(const llmc::Sum& op, std::int64_t n) {
     constexpr std::int64_t parts = 64;
     std::array<double, parts> partial{};
-    const std::int64_t n = x.elements();
+
     const std::int64_t size = divide_up(n, parts);
-    parallel_for(threads_for(n, threads_), parts, [=, &partial, all = x.as<float>()](std::int64_t part) {
+    parallel_for(threads_for(n, threads_), parts, [=, &partial, all = op.x.as<float>()](std::int64_t part) {
         const float* values = all + part * size;
         const std::int64_t count = std::min(size, n - part * size);
         partial[static_cast<std::size_t>(part)] =
@@ -127,34 +122,25 @@ void CpuOps::sum(const Tensor& out, const Tensor& x) {
     });
     double total = 0.0;
     for (const double part : partial) total += part;
-    *out.as<double>() += total;
+    *op.out.as<double>() += total;
 }
 
-void CpuOps::adamw(const Tensor& parameters, const Tensor& master, const Tensor& m, const Tensor& v,
-                   const Tensor& gradients, const Tensor& norm_squared,
-                   std::span<const AdamWSegment> segments, const AdamWStep& step,
-                   const std::optional<StochasticRounding>& rounding,
-                   const std::optional<StochasticRounding>& rounding_of_moments,
-                   const EightBitMoments& in_8_bits) {
-    const std::int64_t n = parameters.elements();
-    check_adamw({parameters, master, m, v, gradients, norm_squared}, segments, step, rounding,
-                rounding_of_moments, in_8_bits);
-
-    const double squared = *norm_squared.as<double>();
+void CpuOps::compute(const AdamW& op, std::int64_t n) {
+    const double squared = *op.norm_squared.as<double>();
     if (!std::isfinite(squared)) return;
-    const AdamWCoefficients coefficients = adamw_coefficients(step);
+    const AdamWCoefficients coefficients = adamw_coefficients(op.step);
     const float clip = adamw_clip(squared, coefficients);
     const auto keep_of = [&](const AdamWSegment& segment) {
-        return adamw_keep(step.learning_rate, segment.weight_decay);
+        return adamw_keep(op.step.learning_rate, segment.weight_decay);
     };
-    if (m.dtype == DType::uint8) {
-        with_dtype(gradients.dtype, [&](auto element) {
-            const auto* const g = gradients.as<decltype(element)>();
+    if (op.m.dtype == DType::uint8) {
+        with_dtype(op.gradients.dtype, [&](auto element) {
+            const auto* const g = op.gradients.as<decltype(element)>();
             parallel_for(threads_, n / eight_bit_block, [&](std::int64_t number) {
                 const std::int64_t start = number * eight_bit_block;
-                Block of_m(m, in_8_bits.m_amax, number, table_of_first_moments()),
-                    of_v(v, in_8_bits.v_amax, number, table_of_second_moments());
-                for (const AdamWSegment& segment : segments) {
+                Block of_m(op.m, op.in_8_bits.m_amax, number, table_of_first_moments()),
+                    of_v(op.v, op.in_8_bits.v_amax, number, table_of_second_moments());
+                for (const AdamWSegment& segment : op.segments) {
                     const std::int64_t first = std::max(start, segment.begin),
                                        last = std::min(start + eight_bit_block, segment.end);
                     if (first >= last) continue;
@@ -164,11 +150,11 @@ void CpuOps::adamw(const Tensor& parameters, const Tensor& master, const Tensor&
                         std::fill_n(of_m.at(first - start), last - first, 0.0F);
                         std::fill_n(of_v.at(first - start), last - first, 0.0F);
                     }
-                    Widened w(master, first, last);
-                    update(w.values(), is_small ? in_8_bits.m.as<float>() + small : of_m.at(first - start),
-                           is_small ? in_8_bits.v.as<float>() + small : of_v.at(first - start), g + first,
+                    Widened w(op.master, first, last);
+                    update(w.values(), is_small ? op.in_8_bits.m.as<float>() + small : of_m.at(first - start),
+                           is_small ? op.in_8_bits.v.as<float>() + small : of_v.at(first - start), g + first,
                            last - first, keep_of(segment), clip, coefficients);
-                    round_weights(parameters, w.values(), first, last, rounding, step.step);
+                    round_weights(op.parameters, w.values(), first, last, op.rounding, op.step.step);
                 }
                 of_m.store();
                 of_v.store();
@@ -176,20 +162,20 @@ void CpuOps::adamw(const Tensor& parameters, const Tensor& master, const Tensor&
         });
         return;
     }
-    with_dtype(gradients.dtype, [&](auto element) {
+    with_dtype(op.gradients.dtype, [&](auto element) {
         using Gradient = decltype(element);
         parallel_pieces(threads_, n, [&](std::int64_t piece_begin, std::int64_t piece_end) {
-            for (const AdamWSegment& segment : segments) {
+            for (const AdamWSegment& segment : op.segments) {
                 const std::int64_t begin = std::max(piece_begin, segment.begin);
                 const std::int64_t end = std::min(piece_end, segment.end);
                 for (std::int64_t first = begin; first < end; first += Widened::most) {
                     const std::int64_t last = std::min(first + Widened::most, end);
-                    Widened w(master, first, last), m_here(m, first, last), v_here(v, first, last);
-                    update(w.values(), m_here.values(), v_here.values(), gradients.as<Gradient>() + first,
+                    Widened w(op.master, first, last), m_here(op.m, first, last), v_here(op.v, first, last);
+                    update(w.values(), m_here.values(), v_here.values(), op.gradients.as<Gradient>() + first,
                            last - first, keep_of(segment), clip, coefficients);
-                    m_here.store(rounding_of_moments, step.step, Rounded::first_moment);
-                    v_here.store(rounding_of_moments, step.step, Rounded::second_moment);
-                    round_weights(parameters, w.values(), first, last, rounding, step.step);
+                    m_here.store(op.rounding_of_moments, op.step.step, Rounded::first_moment);
+                    v_here.store(op.rounding_of_moments, op.step.step, Rounded::second_moment);
+                    round_weights(op.parameters, w.values(), first, last, op.rounding, op.step.step);
                 }
             }
         });

@@ -5,7 +5,6 @@
 #include "llmc/device/cpu/cpu_ops.h"
 #include "llmc/device/cpu/parallel.h"
 #include "llmc/device/cpu/vector_math.h"
-#include "llmc/device/operands.h"
 
 namespace llmc::cpu {
 
@@ -66,48 +65,43 @@ const X* optional(const Tensor& tensor) {
 
 }  // namespace
 
-void CpuOps::rmsnorm_forward(const Tensor& out, const Tensor& rstd, const Tensor& in, const Tensor& weight,
-                             float eps) {
-    const auto [rows, channels] = rmsnorm_forward_sizes(out, rstd, in, weight);
-    with_dtype(in.dtype, [&, N = rows, C = channels](auto element) {
-        using X = decltype(element);
-        parallel_for(
-            threads_, N,
-            [=, y = out.as<X>(), x = in.as<X>(), w = optional<X>(weight), rstds = rstd.as<float>()](
-                std::int64_t row) { rstds[row] = normalize_row(y + row * C, x + row * C, w, eps, C); });
-    });
-}
-
-void CpuOps::fused_residual_rmsnorm_forward(const Tensor& residual, const Tensor& out, const Tensor& rstd,
-                                            const Tensor& in1, const Tensor& in2, const Tensor& weight,
-                                            float eps) {
-    const auto [rows, channels] = fused_residual_rmsnorm_sizes(residual, out, rstd, in1, in2, weight);
-    with_dtype(residual.dtype, [&, N = rows, C = channels](auto element) {
+void CpuOps::compute(const RmsNormForward& op, const RowSizes& s) {
+    with_dtype(op.in.dtype, [&, N = s.rows, C = s.channels](auto element) {
         using X = decltype(element);
         parallel_for(threads_, N,
-                     [=, y = out.as<X>(), r = residual.as<X>(), a = in1.as<X>(), b = in2.as<X>(),
-                      w = optional<X>(weight), rstds = rstd.as<float>()](std::int64_t row) {
-                         const std::int64_t first = row * C;
-#pragma omp simd
-                         for (std::int64_t c = 0; c < C; ++c) {
-                             r[first + c] = from_float<X>(to_float(a[first + c]) + to_float(b[first + c]));
-                         }
-                         rstds[row] = normalize_row(y + first, r + first, w, eps, C);
+                     [=, y = op.out.as<X>(), x = op.in.as<X>(), w = optional<X>(op.weight),
+                      rstds = op.rstd.as<float>(), eps = op.eps](std::int64_t row) {
+                         rstds[row] = normalize_row(y + row * C, x + row * C, w, eps, C);
                      });
     });
 }
 
-void CpuOps::rmsnorm_backward(const Tensor& din, const Tensor& dweight, const Tensor& dout, const Tensor& in,
-                              const Tensor& weight, const Tensor& rstd) {
-    const auto [rows, channels] = rmsnorm_backward_sizes(din, dweight, dout, in, weight, rstd);
-    const RowBlocks blocks(rows);
+void CpuOps::compute(const FusedResidualRmsNormForward& op, const RowSizes& s) {
+    with_dtype(op.residual.dtype, [&, N = s.rows, C = s.channels](auto element) {
+        using X = decltype(element);
+        parallel_for(
+            threads_, N,
+            [=, y = op.out.as<X>(), r = op.residual.as<X>(), a = op.in1.as<X>(), b = op.in2.as<X>(),
+             w = optional<X>(op.weight), rstds = op.rstd.as<float>(), eps = op.eps](std::int64_t row) {
+                const std::int64_t first = row * C;
+#pragma omp simd
+                for (std::int64_t c = 0; c < C; ++c) {
+                    r[first + c] = from_float<X>(to_float(a[first + c]) + to_float(b[first + c]));
+                }
+                rstds[row] = normalize_row(y + first, r + first, w, eps, C);
+            });
+    });
+}
+
+void CpuOps::compute(const RmsNormBackward& op, const RowSizes& s) {
+    const RowBlocks blocks(s.rows);
     // (blocks, C): half of what layernorm's backward pass takes, for which workspace_bytes has room.
-    float* const partials = dweight ? workspace(blocks.count * channels) : nullptr;
-    with_dtype(in.dtype, [&, C = channels](auto element) {
+    float* const partials = op.dweight ? workspace(blocks.count * s.channels) : nullptr;
+    with_dtype(op.in.dtype, [&, C = s.channels](auto element) {
         using X = decltype(element);
         parallel_for(threads_, blocks.count,
-                     [=, dx = din ? din.as<X>() : nullptr, dy = dout.as<X>(), x = in.as<X>(),
-                      w = optional<X>(weight), rstds = rstd.as<float>()](std::int64_t block) {
+                     [=, dx = op.din ? op.din.as<X>() : nullptr, dy = op.dout.as<X>(), x = op.in.as<X>(),
+                      w = optional<X>(op.weight), rstds = op.rstd.as<float>()](std::int64_t block) {
                          float* partial = partials ? partials + block * C : nullptr;
                          if (partial) std::fill_n(partial, C, 0.0F);
                          for (std::int64_t row = blocks.begin(block); row < blocks.end(block); ++row) {
@@ -116,7 +110,7 @@ void CpuOps::rmsnorm_backward(const Tensor& din, const Tensor& dweight, const Te
                              if (dx) backward_row(dx + first, dy + first, x + first, w, rstds[row], C);
                          }
                      });
-        if (partials) add_partials(threads_, dweight.as<float>(), partials, blocks.count, C, C);
+        if (partials) add_partials(threads_, op.dweight.as<float>(), partials, blocks.count, C, C);
     });
 }
 

@@ -61,9 +61,9 @@ std::size_t CudaOps::attention_workspace_bytes(const WorkspaceRequest& request) 
     const std::size_t own = GpuSizes::attention_workspace_bytes(request);
     if (!cudnn_ || request.dtype != DType::bf16) return own;
     const std::int64_t T = request.sequence;
-    const HeadSizes s{request.batch,           T,
-                      request.heads,           request.size_of_head(),
-                      request.heads_of_keys(), request.window == 0 ? T : std::min(request.window, T)};
+    const AttentionShape s{request.batch,           T,
+                           request.heads,           request.size_of_head(),
+                           request.heads_of_keys(), request.window == 0 ? T : std::min(request.window, T)};
     return std::max(own, cudnn_->workspace_bytes(s, request.queries_apart));
 }
 
@@ -73,6 +73,17 @@ void CudaOps::set_workspace(const Tensor& workspace) {
     check(workspace.bytes() >= LtProducts::workspace_bytes, "the workspace is large enough for the products");
     products_.set_workspace(workspace.data);
     if (cudnn_) cudnn_->set_workspace(workspace.data + LtProducts::workspace_bytes);
+}
+
+void CudaOps::run(const Op& op) {
+    std::visit(
+        [this]<class O>(const O& of) {
+            if constexpr (std::is_same_v<O, Quantise>)
+                programming_error("products of this device read bytes");
+            else
+                compute(of, of.sizes());
+        },
+        op);
 }
 
 void* CudaOps::workspace(std::size_t bytes) const {

@@ -108,13 +108,13 @@ RowStrides strides_of(const Heads& q, const Heads& k, const Heads& v) {
 // A plan is made for these sizes. The gradients' strides are those of q, k and v in a plan of the forward
 // pass.
 struct PlanSizes {
-    HeadSizes heads;
+    AttentionShape heads;
     RowStrides inputs, gradients;
     auto operator<=>(const PlanSizes&) const = default;
 };
 
 // Says on one line what cuDNN refuses, and why.
-std::string refusal(std::string_view pass, const HeadSizes& s, std::string message) {
+std::string refusal(std::string_view pass, const AttentionShape& s, std::string message) {
     std::ranges::replace(message, '\n', ' ');
     return fmt::format(
         "--attention cudnn: cuDNN {} refuses the {} pass of attention for {} sequences of {} tokens with {} "
@@ -249,7 +249,7 @@ class Pass {
         return error.is_bad() ? error.get_message() : "";
     }
 
-    HeadSizes sizes_;
+    AttentionShape sizes_;
     RowStrides in_, made_;
     fe::graph::Graph graph_;
     std::int64_t workspace_bytes_ = 0;
@@ -262,7 +262,7 @@ void* address(const Heads& heads) {
 
 class Attention final : public CudnnAttention {
   public:
-    std::size_t workspace_bytes(const HeadSizes& sizes, bool queries_apart) override {
+    std::size_t workspace_bytes(const AttentionShape& sizes, bool queries_apart) override {
         const std::int64_t row = (sizes.heads + 2 * sizes.key_heads) * sizes.head_size,
                            row_of_queries = queries_apart ? row - sizes.key_heads * sizes.head_size : row;
         const RowStrides strides{row_of_queries, row_of_queries, row};
@@ -275,7 +275,7 @@ class Attention final : public CudnnAttention {
     void set_workspace(void* workspace) override { workspace_ = workspace; }
 
     bool forward(cudaStream_t stream, const Tensor& to_out, const Tensor& to_lse, const Heads& of_q,
-                 const Heads& of_k, const Heads& of_v, const HeadSizes& sizes) override {
+                 const Heads& of_k, const Heads& of_v, const AttentionShape& sizes) override {
         const RowStrides strides = strides_of(of_q, of_k, of_v);
         const Pass* const pass = forward_pass({sizes, strides, strides});
         return run(stream, pass,
@@ -288,7 +288,7 @@ class Attention final : public CudnnAttention {
 
     bool backward(cudaStream_t stream, const Heads& to_dq, const Heads& to_dk, const Heads& to_dv,
                   const Tensor& of_dout, const Heads& of_q, const Heads& of_k, const Heads& of_v,
-                  const Tensor& of_out, const Tensor& of_lse, const HeadSizes& sizes) override {
+                  const Tensor& of_out, const Tensor& of_lse, const AttentionShape& sizes) override {
         const Pass* const pass =
             backward_pass({sizes, strides_of(of_q, of_k, of_v), strides_of(to_dq, to_dk, to_dv)});
         return run(stream, pass,

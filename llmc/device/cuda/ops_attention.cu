@@ -7,13 +7,12 @@
 #include "llmc/device/cuda/cuda_ops.h"
 #include "llmc/device/cuda/cuda_tensors.h"
 #include "llmc/device/cuda/cudnn_attention.h"
-#include "llmc/device/operands.h"
 
 namespace llmc::cuda {
 
 namespace {
 
-AttentionSizes kernel_sizes(const HeadSizes& s) {
+AttentionSizes kernel_sizes(const AttentionShape& s) {
     return {s.batch,         to_int(s.sequence), to_int(s.heads), to_int(s.head_size), to_int(s.key_heads),
             to_int(s.window)};
 }
@@ -38,47 +37,42 @@ QueryKeyValue<const X> kernel_inputs(const Heads& q, const Heads& k, const Heads
 
 }  // namespace
 
-void CudaOps::attention_forward(const Tensor& out, const Tensor& lse, const Heads& q, const Heads& k,
-                                const Heads& v, std::int64_t window) {
-    const HeadSizes s = attention_forward_sizes(out, lse, q, k, v, window);
-    if (cudnn_ && out.dtype == DType::bf16 && cudnn_->forward(streams_.selected(), out, lse, q, k, v, s))
+void CudaOps::compute(const AttentionForward& op, const AttentionShape& s) {
+    if (cudnn_ && op.out.dtype == DType::bf16 &&
+        cudnn_->forward(streams_.selected(), op.out, op.lse, op.q, op.k, op.v, s))
         return wait_if_asked("cuDNN's attention_forward");
-    with_kernel_type(out.dtype, [&]<class X>() {
-        cuda::attention_forward(on(), elements<X>(out), elements<float>(lse), kernel_inputs<X>(q, k, v),
-                                kernel_sizes(s));
+    with_kernel_type(op.out.dtype, [&]<class X>() {
+        cuda::attention_forward(on(), elements<X>(op.out), elements<float>(op.lse),
+                                kernel_inputs<X>(op.q, op.k, op.v), kernel_sizes(s));
     });
 }
 
-void CudaOps::attention_backward(const Heads& dq, const Heads& dk, const Heads& dv, const Tensor& dout,
-                                 const Heads& q, const Heads& k, const Heads& v, const Tensor& out,
-                                 const Tensor& lse, std::int64_t window) {
-    const HeadSizes s = attention_backward_sizes(dq, dk, dv, dout, q, k, v, out, lse, window);
-    if (cudnn_ && out.dtype == DType::bf16 &&
-        cudnn_->backward(streams_.selected(), dq, dk, dv, dout, q, k, v, out, lse, s))
+void CudaOps::compute(const AttentionBackward& op, const AttentionShape& s) {
+    if (cudnn_ && op.out.dtype == DType::bf16 &&
+        cudnn_->backward(streams_.selected(), op.dq, op.dk, op.dv, op.dout, op.q, op.k, op.v, op.out, op.lse,
+                         s))
         return wait_if_asked("cuDNN's attention_backward");
     const AttentionSizes sizes = kernel_sizes(s);
     void* const memory = workspace(attention_backward_workspace_bytes(sizes));
-    with_kernel_type(out.dtype, [&]<class X>() {
-        cuda::attention_backward(on(), kernel_heads<X>(dq, dk, dv), elements<X>(dout),
-                                 kernel_inputs<X>(q, k, v), elements<X>(out), elements<float>(lse), memory,
-                                 sizes);
+    with_kernel_type(op.out.dtype, [&]<class X>() {
+        cuda::attention_backward(on(), kernel_heads<X>(op.dq, op.dk, op.dv), elements<X>(op.dout),
+                                 kernel_inputs<X>(op.q, op.k, op.v), elements<X>(op.out),
+                                 elements<float>(op.lse), memory, sizes);
     });
 }
 
-void CudaOps::attention_cached_forward(const Tensor& out, const Tensor& cache, const Heads& q, const Heads& k,
-                                       const Heads& v, std::int64_t position, std::int64_t window) {
-    const CachedHeadSizes s = attention_cached_forward_sizes(out, cache, q, k, v, position, window);
+void CudaOps::compute(const AttentionCachedForward& op, const CachedAttentionShape& s) {
     // The most rows of a grid.
     constexpr std::int64_t most = 65535;
     for (std::int64_t first = 0; first < s.rows; first += most) {
         const std::int64_t rows = std::min(most, s.rows - first);
-        const CachedAttentionSizes sizes{to_int(rows),        to_int(position + first), to_int(s.heads),
-                                         to_int(s.head_size), to_int(s.key_heads),      to_int(s.window)};
-        with_kernel_type(out.dtype, [&]<class X>() {
-            QueryKeyValue<const X> qkv = kernel_inputs<X>(q, k, v);
+        const CachedAttentionSizes sizes{to_int(rows),        to_int(op.position + first), to_int(s.heads),
+                                         to_int(s.head_size), to_int(s.key_heads),         to_int(s.window)};
+        with_kernel_type(op.out.dtype, [&]<class X>() {
+            QueryKeyValue<const X> qkv = kernel_inputs<X>(op.q, op.k, op.v);
             for (RowHeads<const X>* heads : {&qkv.q, &qkv.k, &qkv.v}) heads->first += first * heads->stride;
-            cuda::attention_cached_forward(on(), elements<X>(out.slice(first, rows)), elements<X>(cache), qkv,
-                                           sizes);
+            cuda::attention_cached_forward(on(), elements<X>(op.out.slice(first, rows)),
+                                           elements<X>(op.cache), qkv, sizes);
         });
     }
 }

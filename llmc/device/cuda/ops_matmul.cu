@@ -10,137 +10,106 @@
 #include "llmc/device/cuda/relu_squared.cuh"
 #include "llmc/device/cuda/soft_cap.cuh"
 #include "llmc/device/cuda/swiglu.cuh"
-#include "llmc/device/operands.h"
 
 namespace llmc::cuda {
 
-void CudaOps::matmul_forward(const Tensor& out, const Tensor& in, const Tensor& weight, const Tensor& bias,
-                             const Tensor& pre_gelu) {
-    const MatmulSizes s = matmul_forward_sizes(out, in, weight, bias, pre_gelu);
-    products_.overwrite(pre_gelu ? pre_gelu : out, {in, s.rows, s.in_channels},
-                        {weight, s.out_channels, s.in_channels, true}, bias);
-    if (pre_gelu) gelu_forward(out, pre_gelu);
+void CudaOps::compute(const MatmulForward& op, const MatmulSizes& s) {
+    products_.overwrite(op.pre_gelu ? op.pre_gelu : op.out, {op.in, s.rows, s.in_channels},
+                        {op.weight, s.out_channels, s.in_channels, true}, op.bias);
+    if (op.pre_gelu) run(GeluForward{op.out, op.pre_gelu});
 }
 
-void CudaOps::matmul_backward(const Tensor& din, const Tensor& dweight, const Tensor& dbias,
-                              const Tensor& dout, const Tensor& in, const Tensor& weight,
-                              const Tensor& pre_gelu) {
-    const MatmulSizes s = matmul_backward_sizes(din, dweight, dbias, dout, in, weight, pre_gelu);
-    if (dweight)
-        products_.accumulate(dweight, {dout, s.rows, s.out_channels, true}, {in, s.rows, s.in_channels});
-    if (dbias) {
-        with_kernel_type(dout.dtype, [&]<class X>() {
+void CudaOps::compute(const MatmulBackward& op, const MatmulSizes& s) {
+    if (op.dweight)
+        products_.accumulate(op.dweight, {op.dout, s.rows, s.out_channels, true},
+                             {op.in, s.rows, s.in_channels});
+    if (op.dbias) {
+        with_kernel_type(op.dout.dtype, [&]<class X>() {
             const int columns = to_int(s.out_channels);
             void* const memory = workspace(bias_gradient_workspace_bytes<X>(chip_, s.rows, columns));
-            bias_gradient(on(), elements<float>(dbias), elements<X>(dout), s.rows, columns, memory);
+            bias_gradient(on(), elements<float>(op.dbias), elements<X>(op.dout), s.rows, columns, memory);
         });
     }
-    if (!din) return;
-    products_.overwrite(din, {dout, s.rows, s.out_channels}, {weight, s.out_channels, s.in_channels}, {});
-    if (pre_gelu) gelu_backward(din, din, pre_gelu);
+    if (!op.din) return;
+    products_.overwrite(op.din, {op.dout, s.rows, s.out_channels}, {op.weight, s.out_channels, s.in_channels},
+                        {});
+    if (op.pre_gelu) run(GeluBackward{op.din, op.din, op.pre_gelu});
 }
 
-void CudaOps::amax(const Tensor& out, const Tensor& x) {
-    check_elements(out, DType::fp32, 1, "out");
-    cuda::amax(on(), elements<float>(out), elements<bf16>(x), x.elements());
+void CudaOps::compute(const Amax& op, std::int64_t n) {
+    cuda::amax(on(), elements<float>(op.out), elements<bf16>(op.x), n);
 }
 
-void CudaOps::quantise_to_bytes(const Fp8Copies& to, const Tensor& x, const Tensor& amax, Fp8 format) {
-    const Shape rows = x.rows().shape;
-    check(to.plain || to.transposed, "a tensor in 8 bits has a copy");
-    if (to.plain) check_rows(to.plain, DType::uint8, rows[0], rows[1], "plain");
-    if (to.transposed) check_rows(to.transposed, DType::uint8, rows[1], rows[0], "transposed");
-    check_elements(to.inverse, DType::fp32, 1, "inverse");
-    check_elements(amax, DType::fp32, 1, "amax");
+void CudaOps::compute(const QuantiseToBytes& op, const RowSizes& s) {
     const auto quantise = [&]<Fp8 as>() {
-        cuda::quantise<as>(on(), elements<std::uint8_t>(to.plain), elements<std::uint8_t>(to.transposed),
-                           elements<float>(to.inverse), elements<bf16>(x), elements<float>(amax), rows[0],
-                           rows[1]);
+        cuda::quantise<as>(on(), elements<std::uint8_t>(op.to.plain),
+                           elements<std::uint8_t>(op.to.transposed), elements<float>(op.to.inverse),
+                           elements<bf16>(op.x), elements<float>(op.amax), s.rows, s.channels);
     };
-    format == Fp8::e4m3 ? quantise.operator()<Fp8::e4m3>() : quantise.operator()<Fp8::e5m2>();
+    op.format == Fp8::e4m3 ? quantise.operator()<Fp8::e4m3>() : quantise.operator()<Fp8::e5m2>();
 }
 
 // cuBLASLt's products in 8 bits read both factors along the sum, so that b is always a transposed matrix.
-void CudaOps::fp8_matmul_forward(const Tensor& out, const Fp8Copies& in, const Fp8Copies& weight,
-                                 const Tensor& bias, const Tensor& pre_gelu) {
-    const Shape of_in = in.plain.rows().shape, of_weight = weight.plain.rows().shape;
-    check_rows(out, DType::bf16, of_in[0], of_weight[0], "out");
-    if (bias) check_elements(bias, DType::bf16, of_weight[0], "bias");
-    if (pre_gelu) check_rows(pre_gelu, DType::bf16, of_in[0], of_weight[0], "pre_gelu");
+void CudaOps::compute(const Fp8MatmulForward& op, const MatmulSizes& s) {
     products_.overwrite(
-        pre_gelu ? pre_gelu : out, {in.plain, of_in[0], of_in[1], false, {{Fp8::e4m3, in.inverse}}},
-        {weight.plain, of_weight[0], of_weight[1], true, {{Fp8::e4m3, weight.inverse}}}, bias);
-    if (pre_gelu) gelu_forward(out, pre_gelu);
+        op.pre_gelu ? op.pre_gelu : op.out,
+        {op.in.plain, s.rows, s.in_channels, false, {{Fp8::e4m3, op.in.inverse}}},
+        {op.weight.plain, s.out_channels, s.in_channels, true, {{Fp8::e4m3, op.weight.inverse}}}, op.bias);
+    if (op.pre_gelu) run(GeluForward{op.out, op.pre_gelu});
 }
 
-void CudaOps::fp8_matmul_backward(const Tensor& din, const Tensor& dweight, const Fp8Copies& dout,
-                                  const Fp8Copies& in, const Fp8Copies& weight, const Tensor& pre_gelu) {
-    if (dweight) {
-        const Shape of_dout = dout.transposed.rows().shape, of_in = in.transposed.rows().shape;
-        check_elements(dweight, DType::fp32, of_dout[0] * of_in[0], "dweight");
-        products_.accumulate(dweight,
-                             {dout.transposed, of_dout[0], of_dout[1], false, {{Fp8::e5m2, dout.inverse}}},
-                             {in.transposed, of_in[0], of_in[1], true, {{Fp8::e4m3, in.inverse}}});
-    }
-    if (!din) return;
-    const Shape of_dout = dout.plain.rows().shape, of_weight = weight.transposed.rows().shape;
-    check_rows(din, DType::bf16, of_dout[0], of_weight[0], "din");
-    products_.overwrite(din, {dout.plain, of_dout[0], of_dout[1], false, {{Fp8::e5m2, dout.inverse}}},
-                        {weight.transposed, of_weight[0], of_weight[1], true, {{Fp8::e4m3, weight.inverse}}},
-                        {});
-    if (pre_gelu) gelu_backward(din, din, pre_gelu);
+void CudaOps::compute(const Fp8MatmulBackward& op, const MatmulSizes& s) {
+    if (op.dweight)
+        products_.accumulate(
+            op.dweight, {op.dout.transposed, s.out_channels, s.rows, false, {{Fp8::e5m2, op.dout.inverse}}},
+            {op.in.transposed, s.in_channels, s.rows, true, {{Fp8::e4m3, op.in.inverse}}});
+    if (!op.din) return;
+    products_.overwrite(
+        op.din, {op.dout.plain, s.rows, s.out_channels, false, {{Fp8::e5m2, op.dout.inverse}}},
+        {op.weight.transposed, s.in_channels, s.out_channels, true, {{Fp8::e4m3, op.weight.inverse}}}, {});
+    if (op.pre_gelu) run(GeluBackward{op.din, op.din, op.pre_gelu});
 }
 
-void CudaOps::gelu_forward(const Tensor& out, const Tensor& in) {
-    check_elements(out, in.dtype, in.elements(), "out");
-    with_kernel_type(in.dtype, [&]<class X>() {
-        cuda::gelu_forward(on(), elements<X>(out), elements<X>(in), in.elements());
+void CudaOps::compute(const GeluForward& op, std::int64_t n) {
+    with_kernel_type(op.in.dtype, [&]<class X>() {
+        cuda::gelu_forward(on(), elements<X>(op.out), elements<X>(op.in), n);
     });
 }
 
-void CudaOps::gelu_backward(const Tensor& din, const Tensor& dout, const Tensor& in) {
-    check_elements(din, in.dtype, in.elements(), "din");
-    check_elements(dout, in.dtype, in.elements(), "dout");
-    with_kernel_type(in.dtype, [&]<class X>() {
-        cuda::gelu_backward(on(), elements<X>(din), elements<X>(dout), elements<X>(in), in.elements());
+void CudaOps::compute(const GeluBackward& op, std::int64_t n) {
+    with_kernel_type(op.in.dtype, [&]<class X>() {
+        cuda::gelu_backward(on(), elements<X>(op.din), elements<X>(op.dout), elements<X>(op.in), n);
     });
 }
 
-void CudaOps::swiglu_forward(const Tensor& out, const Tensor& in) {
-    const RowSizes s = swiglu_forward_sizes(out, in);
-    with_kernel_type(in.dtype, [&]<class X>() {
-        cuda::swiglu_forward(on(), elements<X>(out), elements<X>(in), s.rows, to_int(s.channels));
+void CudaOps::compute(const SwigluForward& op, const RowSizes& s) {
+    with_kernel_type(op.in.dtype, [&]<class X>() {
+        cuda::swiglu_forward(on(), elements<X>(op.out), elements<X>(op.in), s.rows, to_int(s.channels));
     });
 }
 
-void CudaOps::swiglu_backward(const Tensor& din, const Tensor& dout, const Tensor& in) {
-    const RowSizes s = swiglu_backward_sizes(din, dout, in);
-    with_kernel_type(in.dtype, [&]<class X>() {
-        cuda::swiglu_backward(on(), elements<X>(din), elements<X>(dout), elements<X>(in), s.rows,
+void CudaOps::compute(const SwigluBackward& op, const RowSizes& s) {
+    with_kernel_type(op.in.dtype, [&]<class X>() {
+        cuda::swiglu_backward(on(), elements<X>(op.din), elements<X>(op.dout), elements<X>(op.in), s.rows,
                               to_int(s.channels));
     });
 }
 
-void CudaOps::relu_squared_forward(const Tensor& out, const Tensor& in) {
-    check_elements(out, in.dtype, in.elements(), "out");
-    with_kernel_type(in.dtype, [&]<class X>() {
-        cuda::relu_squared_forward(on(), elements<X>(out), elements<X>(in), in.elements());
+void CudaOps::compute(const ReluSquaredForward& op, std::int64_t n) {
+    with_kernel_type(op.in.dtype, [&]<class X>() {
+        cuda::relu_squared_forward(on(), elements<X>(op.out), elements<X>(op.in), n);
     });
 }
 
-void CudaOps::relu_squared_backward(const Tensor& din, const Tensor& dout, const Tensor& in) {
-    check_elements(din, in.dtype, in.elements(), "din");
-    check_elements(dout, in.dtype, in.elements(), "dout");
-    with_kernel_type(in.dtype, [&]<class X>() {
-        cuda::relu_squared_backward(on(), elements<X>(din), elements<X>(dout), elements<X>(in),
-                                    in.elements());
+void CudaOps::compute(const ReluSquaredBackward& op, std::int64_t n) {
+    with_kernel_type(op.in.dtype, [&]<class X>() {
+        cuda::relu_squared_backward(on(), elements<X>(op.din), elements<X>(op.dout), elements<X>(op.in), n);
     });
 }
 
-void CudaOps::soft_cap(const Tensor& out, const Tensor& in, float cap) {
-    check_soft_cap(out, in, cap);
-    with_kernel_type(in.dtype, [&]<class X>() {
-        cuda::soft_cap(on(), elements<X>(out), elements<X>(in), cap, in.elements());
+void CudaOps::compute(const llmc::SoftCap& op, std::int64_t n) {
+    with_kernel_type(op.in.dtype, [&]<class X>() {
+        cuda::soft_cap(on(), elements<X>(op.out), elements<X>(op.in), op.cap, n);
     });
 }
 

@@ -94,10 +94,10 @@ void Executor::run(const Step& step, const StepInput& input) {
 }
 
 void Executor::begin() {
-    ops_.fill(loss_sum(), 0.0F);
+    ops_.run(Fill{loss_sum(), 0.0F});
     // Entries that other ranks of the model compute are zero here: gather_squares adds the entries of all.
-    if (groups_.shares_model()) ops_.fill(activations_.norm_partials, 0.0F);
-    if (input_->records_amax) ops_.fill(seen_amax(), 0.0F);
+    if (groups_.shares_model()) ops_.run(Fill{activations_.norm_partials, 0.0F});
+    if (input_->records_amax) ops_.run(Fill{seen_amax(), 0.0F});
 }
 
 void Executor::autotune(const Step& step, std::int64_t sequences, std::int64_t vocabulary,
@@ -155,7 +155,7 @@ std::vector<float> Executor::recorded_amax() const {
 }
 
 void Executor::record_weights() {
-    ops_.fill(seen_amax(), 0.0F);
+    ops_.run(Fill{seen_amax(), 0.0F});
     for (const Chunk& chunk : store_.part().chunks) {
         for (int number = chunk.first_part; number < chunk.end_part; ++number) {
             const Outline::OutlinedPart& part = outline().part(number);
@@ -176,9 +176,9 @@ void Executor::record_weights() {
                                            {entry.offset, entry.offset + entry.stored.elements()}, own);
                     if (mine.size() == 0) continue;
                     store_.fetch_parameters(unit);
-                    ops_.amax(
+                    ops_.run(Amax{
                         {places.amax[2 * operand + 1], DType::fp32, {1}},
-                        store_.buffers(unit).updated_parameters.flat(mine.begin - own.begin, mine.size()));
+                        store_.buffers(unit).updated_parameters.flat(mine.begin - own.begin, mine.size())});
                 }
             }
         }
@@ -194,7 +194,7 @@ void Executor::perform(const Action& action) {
         case ActionKind::load:
             return load(action);
         case ActionKind::zero:
-            return ops_.fill(store_.buffers(action.unit).gradient_sums, 0.0F);
+            return ops_.run(Fill{store_.buffers(action.unit).gradient_sums, 0.0F});
         case ActionKind::gather_parameters:
             return gather_parameters(action.unit);
         case ActionKind::release:
@@ -218,8 +218,8 @@ void Executor::perform(const Action& action) {
         case ActionKind::send_gradient:
             return transfer(action);
         case ActionKind::round:
-            return ops_.cast(store_.buffers(action.unit).gradients,
-                             store_.buffers(action.unit).gradient_sums);
+            return ops_.run(
+                Cast{store_.buffers(action.unit).gradients, store_.buffers(action.unit).gradient_sums});
         case ActionKind::accumulate:
             return accumulate(action);
         case ActionKind::reduce_scatter:
@@ -431,7 +431,7 @@ void Executor::sum_losses(const Action& action) {
         activations_.losses[static_cast<std::size_t>(lists_of(action).losses)].slice(0, input_->sequences);
     if (action.kind == ActionKind::forward && input_->see_losses)
         input_->see_losses(action.micro_batch, losses);
-    ops_.sum(loss_sum(), losses);
+    ops_.run(Sum{loss_sum(), losses});
 }
 
 // Runs a part for a few rows. The head computes the logits of the last row only.

@@ -33,18 +33,20 @@ void Executor::gather_gradients(int unit) {
 void Executor::accumulate(const Action& action) {
     const UnitBuffers& b = store_.buffers(action.unit);
     const std::int64_t rounds = std::int64_t{step_->micro_batches} * store_.part().unit(action.unit).rounds;
-    ops_.accumulate(b.gradients, b.gradient_sums,
-                    {input_->gradient_seed, store_.element_number(action.unit, 0)},
-                    round_count(groups_.data().rank() * rounds + action.round));
+    ops_.run(Accumulate{b.gradients,
+                        b.gradient_sums,
+                        {input_->gradient_seed, store_.element_number(action.unit, 0)},
+                        round_count(groups_.data().rank() * rounds + action.round)});
 }
 
 void Executor::accumulate_shard(const Action& action) {
     const UnitBuffers& b = store_.buffers(action.unit);
     const Tensor received = store_.own_shard(b.gradients);
-    if (received.dtype == DType::fp32) return ops_.add(b.gradient_shard, b.gradient_shard, received);
+    if (received.dtype == DType::fp32) return ops_.run(Add{b.gradient_shard, b.gradient_shard, received});
     const std::int64_t first =
         store_.element_number(action.unit, store_.shard(action.unit, store_.shard()).begin);
-    ops_.accumulate(b.gradient_shard, received, {input_->gradient_seed, first}, round_count(action.round));
+    ops_.run(
+        Accumulate{b.gradient_shard, received, {input_->gradient_seed, first}, round_count(action.round)});
 }
 
 std::int64_t Executor::round_count(std::int64_t round) const {
@@ -77,8 +79,8 @@ void Executor::square(const Action& action) {
             ranks_.rank() == 0 ? own : intersection(own, {0, store_.layout(unit).replicated_begin()});
         if (counted.size() == 0) continue;
         const std::int64_t blocks = counted.size() / norm_block_elements;
-        ops_.global_norm_squared(store_.own_shard(squares_of(unit)).flat(0, blocks),
-                                 store_.buffers(unit).gradient_shard.flat(0, counted.size()));
+        ops_.run(GlobalNormSquared{store_.own_shard(squares_of(unit)).flat(0, blocks),
+                                   store_.buffers(unit).gradient_shard.flat(0, counted.size())});
     }
 }
 
@@ -92,8 +94,8 @@ void Executor::gather_squares() {
 }
 
 void Executor::norm() {
-    ops_.fill(norm_squared(), 0.0F);
-    ops_.sum(norm_squared(), activations_.norm_partials);
+    ops_.run(Fill{norm_squared(), 0.0F});
+    ops_.run(Sum{norm_squared(), activations_.norm_partials});
 }
 
 // The sums of squares of a unit's norm blocks. They follow one another in the order of the units.
@@ -123,9 +125,9 @@ void Executor::update(const UnitBuffers& b, std::span<const AdamWSegment> segmen
     double squared = input_->update->norm_squared;
     const Tensor norm =
         updates_on_host_ ? Tensor{reinterpret_cast<std::byte*>(&squared), DType::fp64, {1}} : norm_squared();
-    ops.adamw(b.updated_parameters, b.master, b.m, b.v, b.updated_gradients, norm, segments,
-              input_->update->adamw, rounding(input_->update->rounding_seed),
-              rounding(input_->update->moments_seed), b.in_8_bits);
+    ops.run(AdamW{b.updated_parameters, b.master, b.m, b.v, b.updated_gradients, norm, segments,
+                  input_->update->adamw, rounding(input_->update->rounding_seed),
+                  rounding(input_->update->moments_seed), b.in_8_bits});
 }
 
 }  // namespace llmc
