@@ -474,7 +474,7 @@ def test_phases_are_where_the_time_goes(tmp_path):
         phases = line["phase_ms"]
         assert set(phases) == {"data", "forward", "backward", "communication", "norm", "update"}
         assert all(phases[name] > 0 for name in ("data", "forward", "backward", "norm")), phases
-        assert phases["update"] > 0 or line is run.lines[0], "only in the first step no update waits"
+        assert phases["update"] > 0 or line is run.lines[0], "only in the first step no update is pending"
         # The time between the actions is short, but a busy machine may lose any time there.
         assert sum(phases.values()) <= line["step_ms"] * 1.001 + 0.01
 

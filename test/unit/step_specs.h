@@ -35,7 +35,7 @@ inline std::vector<StepSpec> stage_specs(const PipelineSpec& pipeline, int layer
             pipeline.chunks() == 1 ? whole_model(layers) : part_of_stage(chunks, pipeline.stages, stage);
         of.stage = stage;
         of.pipeline = pipeline;
-        of.sharding.are_rounds_together =
+        of.sharding.rounds_are_consecutive =
             pipeline.schedule == PipelineSchedule::breadth_first && pipeline.chunks() == layers;
     }
     return specs;
@@ -75,7 +75,7 @@ inline void for_all_settings(const std::function<void(const StepSpec&)>& f) {
             {.stage = stage,
              .shards = 2,
              .prefetch_units = 2,
-             .offload = {.state = Tier::host, .parameters = Tier::host, .is_beside_host = true}});
+             .offload = {.state = Tier::host, .parameters = Tier::host, .has_own_memory = true}});
         shardings.push_back(
             {.stage = stage, .shards = 2, .prefetch_units = 2, .offload = {.parameters = Tier::disk}});
     }

@@ -160,7 +160,7 @@ TEST(ParametersOnDisk, FindsFaults) {
     }
 }
 
-// ---- a device beside the host
+// ---- a device with memory of its own
 
 // What the host updates comes to the device before its use; gradients go to the host before another layer takes their
 // buffer.

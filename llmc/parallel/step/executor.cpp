@@ -87,7 +87,7 @@ void Executor::take(const Step& step, const StepInput& input) {
 
 void Executor::run(const Step& step, const StepInput& input) {
     take(step, input);
-    check(input.update || !store_.update_waits(), "a list finishes the update that waits");
+    check(input.update || !store_.update_is_pending(), "a list performs the pending update");
     transfers_.resize(std::max(transfers_.size(), step.actions.size()));
     begin();
     streams_->run(step, *this);

@@ -46,7 +46,7 @@ struct StepInput {
     std::optional<std::int64_t> step{};
     float loss_scale = 0;             // gradients are those of loss_scale * (sum of losses)
     std::uint64_t gradient_seed = 0;  // rounds sums of gradients in bf16
-    // For lists with updates: that of the step before, which waits; none, and the list leaves parameters as they are.
+    // For lists with updates: the pending update. Without one, the list leaves parameters as they are.
     std::optional<Update> update{};
     // For generation: the rows of the one sequence to compute. `load` puts their tokens at the start of the
     // inputs. Earlier runs of the same list have computed the rows before them.

@@ -122,12 +122,12 @@ void insert_gathers(Step& step) {
                        });
         ahead = ahead_of_parts;
     };
-    if (offload.is_beside_host)
+    if (offload.has_own_memory)
         fetch(ActionKind::upload_parameters, StreamKind::to_device, Tier::host, Tier::device,
               sharding.uploaded_ahead());
     if (offload.parameters == Tier::disk)
         fetch(ActionKind::read_parameters, StreamKind::disk_in, Tier::disk,
-              offload.is_beside_host ? Tier::host : Tier::device, sharding.read_ahead());
+              offload.has_own_memory ? Tier::host : Tier::device, sharding.read_ahead());
 }
 
 namespace {

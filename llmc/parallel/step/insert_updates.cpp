@@ -60,7 +60,7 @@ void insert_updates(Step& step, Step updates) {
     const Sharding& sharding = step.sharding;
     // What takes the device's buffer for an offloaded unit's update; and the units for which it was there.
     const ActionKind fetch =
-        sharding.offload.is_beside_host ? ActionKind::upload_parameters : ActionKind::read_parameters;
+        sharding.offload.has_own_memory ? ActionKind::upload_parameters : ActionKind::read_parameters;
     std::set<int> fetched;
     auto next = before.begin();
     const auto update = [&](int unit) {

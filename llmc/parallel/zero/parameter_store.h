@@ -82,11 +82,11 @@ class ParameterStore {
     UnitBuffers in_buffer(int unit, int piece, int buffer) const;
     std::vector<AdamWSegment> segments(int unit, const StatePiece& piece) const;
 
-    // ---- The update of the last step may wait for the next one (Trainer::finish_update). Until then, reading or
-    // setting state throws a ProgrammingError.
+    // ---- The update of the last step is pending until the next step, or Trainer::finish_update. Until then, reading
+    // or setting state throws a ProgrammingError.
 
-    void set_update_waits(bool waits) { update_waits_ = waits; }
-    bool update_waits() const { return update_waits_; }
+    void set_update_pending(bool is_pending) { update_is_pending_ = is_pending; }
+    bool update_is_pending() const { return update_is_pending_; }
 
     // ----
 
@@ -157,7 +157,7 @@ class ParameterStore {
     Sharding sharding_;
     StagePart part_;
     int shard_;
-    bool update_waits_ = false;
+    bool update_is_pending_ = false;
     std::unique_ptr<ScratchFile> file_;  // null: state is in memory
     std::vector<std::vector<StatePiece>> pieces_;
     std::vector<Tensor> piece_buffers_;
