@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "llmc/parallel/zero/unit_actions.h"
+#include "llmc/parallel/step/unit_actions.h"
 
 namespace llmc {
 

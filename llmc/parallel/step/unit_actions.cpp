@@ -1,5 +1,5 @@
 // Makes the actions on units that surround the parts of the model, as ZeRO's stage requires.
-#include "llmc/parallel/zero/unit_actions.h"
+#include "llmc/parallel/step/unit_actions.h"
 
 #include <algorithm>
 #include <utility>
