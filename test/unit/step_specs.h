@@ -91,21 +91,29 @@ inline void for_all_settings(const std::function<void(const StepSpec&)>& f) {
     }
 }
 
-// Performs actions by calling a function. An action is done at once when it is begun.
-class PerformBy final : public Performer {
-  public:
-    explicit PerformBy(std::function<void(const Action&)> f) : f_(std::move(f)) {}
-    void perform(const Action& action) override { f_(action); }
-    bool is_done(const Action&) override { return true; }
+// Performs a list as Executor::run does.
+inline void run_on(StepStreams& streams, const Step& step, const Perform& perform) {
+    streams.begin(step, perform);
+    try {
+        for (int place = 0; place < std::ssize(step.actions); ++place) {
+            const Action& action = step.actions[static_cast<std::size_t>(place)];
+            if (streams.is_on_lane(action)) continue;
+            streams.wait_before(place);
+            streams.record(place, perform(action));
+        }
+        streams.finish();
+    } catch (...) {
+        streams.cancel();
+        throw;
+    }
+}
 
-  private:
-    std::function<void(const Action&)> f_;
-};
-
-// Runs a list with such a performer.
-inline void run_with(StepStreams& streams, const Step& step, std::function<void(const Action&)> f) {
-    PerformBy performer(std::move(f));
-    streams.run(step, performer);
+// The same with a function whose actions are done when it returns.
+inline void run_with(StepStreams& streams, const Step& step, const std::function<void(const Action&)>& f) {
+    run_on(streams, step, [&](const Action& action) {
+        f(action);
+        return TransferTest{};
+    });
 }
 
 }  // namespace llmc
