@@ -85,7 +85,7 @@ class Trainer {
     void choose_algorithms(std::string_view earlier, std::int64_t prompt_tokens);
     // The algorithms of all stages (Device::choices).
     const std::string& algorithms() const { return algorithms_; }
-    // Those that were not chosen, of all ranks.
+    // The algorithms of all ranks that failed or varied.
     const LeftOut& left_out() const { return left_out_; }
 
     // Trains one step: loads this rank's micro-batches (RunPlan::share) and performs the list of actions. The step's
@@ -179,7 +179,7 @@ class Trainer {
     Fp8Scaler fp8_;
     Progress progress_;
     std::optional<Update> pending_update_;  // the last step's
-    // What finish_update() took since the last step: part of the next step's time.
+    // The time of finish_update() since the last step, which counts to the next step.
     struct FinishedUpdate {
         std::chrono::duration<double> elapsed{};
         PhaseTimes phases{};

@@ -383,7 +383,7 @@ def test_bytes_are_noted_where_the_vocabulary_has_more(tmp_path, vocabulary, not
     assert notes("text.txt") == ([text] if noted else [])
     assert len(notes("bytes/*.bin")) == noted
     assert notes("gpt2/*.bin") == []
-    # What no manifest tells is seen in the tokens.
+    # Without a manifest, the tokens themselves show it.
     looks = " looks like bytes (its first tokens are all below 256), but the vocabulary is "
     for name in ("broken", "surrogate", "none"):
         unreadable = [f"note: {tmp_path}/{name}/{{}}/manifest.json cannot be read as JSON in UTF-8, so the tokenizer of the shards is not known"]

@@ -48,7 +48,7 @@ TEST(StepTime, OfOneRankIsThatOfItsOperations) {
     EXPECT_NEAR(time.seconds, time.compute, 1e-9 * time.seconds);
 }
 
-// What a stage computes, and what it waits for.
+// The times of a stage's computations and waits.
 TEST(StepTime, PartsAddUp) {
     for (const Mesh& mesh : {Mesh{}, Mesh{.pipeline = 4}, Mesh{.tensor = 5},
                              Mesh{.sharding = {.stage = 3, .shards = 8, .reduces_each_micro_batch = true}}}) {

@@ -247,7 +247,7 @@ void UnitActions::finish_updated(int unit, bool releases, bool is_on_host) {
     if (releases && sharding_.keeps_parameters_whole() && !stays_on_host) release(unit);
 }
 
-// What this rank updates with, on the device.
+// The gradients with which this rank updates, on the device.
 BufferUse UnitActions::kept_gradients(int unit) const {
     return sharding_.keeps_optimizer_whole() ? whole_gradients(unit) : reduced(unit);
 }

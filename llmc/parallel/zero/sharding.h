@@ -20,7 +20,8 @@
 
 namespace llmc {
 
-// What lies elsewhere than in the device's memory between its uses.
+// The tiers in which state and parameters lie between their uses; elsewhere than in the device's memory, they are
+// offloaded.
 struct Offload {
     Tier state = Tier::device;       // master weights and moments
     Tier parameters = Tier::device;  // of layers: whole, or at stage 3 this rank's shard
