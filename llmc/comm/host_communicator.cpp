@@ -14,6 +14,7 @@
 #include "llmc/comm/exchange.h"
 #include "llmc/comm/transport.h"
 #include "llmc/comm/tree_sum.h"
+#include "llmc/comm/values_of_ranks.h"
 #include "llmc/comm/watchdog.h"
 
 namespace llmc {
@@ -342,20 +343,19 @@ void HostCommunicator::barrier() {
 
 std::unique_ptr<Communicator> HostCommunicator::split(int color, int key, bool /*only_sends*/) {
     check_collective("split");
-    std::vector<std::int32_t> all(3 * ranks_.size());
-    const Tensor gathered{reinterpret_cast<std::byte*>(all.data()), DType::int32, {3 * size()}};
-    const Tensor own = gathered.flat(3 * rank_, 3);
-    std::ranges::copy(std::array{color, key, shared_->next_context}, own.as<std::int32_t>());
-    all_gather(gathered, own);
+    struct Choice {
+        std::int32_t color, key, next_context;
+    };
+    const std::vector<Choice> choices = values_of_ranks(*this, Choice{color, key, shared_->next_context});
 
     // A number that no rank of this group has used. Groups of different colors may share it,
     // because they have no rank in common.
     int context = 0;
     std::vector<std::tuple<int, int>> members;  // key, rank
     for (int rank = 0; rank < size(); ++rank) {
-        const std::int32_t* entry = &all[static_cast<std::size_t>(3 * rank)];
-        context = std::max(context, entry[2]);
-        if (entry[0] == color && color >= 0) members.emplace_back(entry[1], rank);
+        const Choice& choice = choices[static_cast<std::size_t>(rank)];
+        context = std::max(context, choice.next_context);
+        if (choice.color == color && color >= 0) members.emplace_back(choice.key, rank);
     }
     shared_->next_context = context + 1;
     if (members.empty()) return nullptr;

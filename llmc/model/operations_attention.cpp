@@ -18,7 +18,7 @@ namespace {
 // The heads of one rank.
 HeadCounts own_heads(const Node& node, int ranks) {
     return {Piece{.count = node.sizes[0]}.of_rank(ranks),
-            Piece{.count = node.sizes[1], .may_repeat = true}.of_rank(ranks)};
+            Piece{.count = node.sizes[1], .can_be_shared = true}.of_rank(ranks)};
 }
 
 // The heads of a tensor with rows of `heads` heads of size D; the first is `first`.

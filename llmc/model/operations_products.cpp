@@ -27,7 +27,7 @@ struct OwnRows {
 };
 OwnRows own_rows(const Node& node, int i, int rank, int ranks) {
     const std::int64_t size = node.sizes[0];
-    const Piece things{.count = node.sizes[static_cast<std::size_t>(i) + 1], .may_repeat = true};
+    const Piece things{.count = node.sizes[static_cast<std::size_t>(i) + 1], .can_be_shared = true};
     const bool is_whole = ranks > things.count;
     return {is_whole ? size * things.first_of(rank, ranks) : 0, size * things.of_rank(ranks)};
 }
@@ -338,7 +338,7 @@ int trace_product(Trace& t, const Operation& row, const std::string& name, int x
     const bool divides_outputs = split.output_dim.has_value();
     // Ranks divide the matrix's inputs as one piece, of which each has its own.
     const std::vector<Piece>& inputs = t[x].pieces;
-    if (!divides_outputs && (inputs.size() > 1 || std::ranges::any_of(inputs, &Piece::may_repeat)))
+    if (!divides_outputs && (inputs.size() > 1 || std::ranges::any_of(inputs, &Piece::can_be_shared)))
         t.refuse({.operation = &row, .name = name},
                  fmt::format("needs an input that ranks divide as one, but {} has several pieces, or pieces "
                              "that ranks share",
@@ -398,7 +398,7 @@ int packed_product(Trace& t, const std::string& name, int x, const std::vector<P
     std::int64_t all = 0;
     for (const auto& [of, things] : matrices) {
         const Shape outputs = Shape{things.count} + thing;
-        const std::int64_t most_ranks = things.may_repeat ? things.count : 0;
+        const std::int64_t most_ranks = things.can_be_shared ? things.count : 0;
         weights.push_back({.name = of + ".weight",
                            .shape = {outputs.elements(), t[x].features()},
                            .init = init,

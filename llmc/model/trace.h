@@ -34,14 +34,16 @@ std::string_view name_of(Placement placement);
 struct Piece {
     std::int64_t count = 0;
     std::string what{};  // in messages: "heads (--heads)"
-    // Ranks may be more than the things, if their number is a multiple: neighbors then have the same one.
-    bool may_repeat = false;
+    // Ranks may be more than the things, if their number is a multiple: neighbors then share one.
+    bool can_be_shared = false;
 
-    bool suits(std::int64_t ranks) const { return count % ranks == 0 || (may_repeat && ranks % count == 0); }
-    std::int64_t of_rank(int ranks) const { return may_repeat && ranks > count ? 1 : count / ranks; }
+    bool suits(std::int64_t ranks) const {
+        return count % ranks == 0 || (can_be_shared && ranks % count == 0);
+    }
+    std::int64_t of_rank(int ranks) const { return can_be_shared && ranks > count ? 1 : count / ranks; }
     // The first thing of a rank.
     std::int64_t first_of(int rank, int ranks) const {
-        return may_repeat && ranks > count ? rank / (ranks / count) : rank * (count / ranks);
+        return can_be_shared && ranks > count ? rank / (ranks / count) : rank * (count / ranks);
     }
     bool operator==(const Piece&) const = default;
 };

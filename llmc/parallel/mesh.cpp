@@ -78,7 +78,7 @@ bool suits(const MeshSizes& sizes, const Limits& model) {
 std::int64_t most_shared(const Limits& model) {
     std::int64_t most = largest_size;
     for (const Piece& of : model.shared) {
-        if (!of.may_repeat) most = std::min(most, of.count);
+        if (!of.can_be_shared) most = std::min(most, of.count);
     }
     return most;
 }
@@ -188,7 +188,7 @@ void check_mesh_sizes(const MeshSizes& sizes, const Model& whole_model) {
             refuse({fmt::format("tensor-parallel ranks divide the {}", of.what), R, of.count,
                     nearest_options(sizes, model)},
                    "--tensor-parallel {} does not divide the {} {}{}; {}", R, of.count, of.what,
-                   of.may_repeat ? ", nor is it a multiple" : "", advice(&MeshSizes::tensor));
+                   of.can_be_shared ? ", nor is it a multiple" : "", advice(&MeshSizes::tensor));
     }
     if (sizes.sequence_parallel && model.sequence_length % R != 0) {
         const std::int64_t below = model.sequence_length / R * R;

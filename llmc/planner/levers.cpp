@@ -58,7 +58,7 @@ std::vector<std::pair<std::string_view, std::string>> smaller_options(const Plan
     add(spec.dtype == DType::fp32, "dtype", "bf16");
     const Offload& offload = sharding.offload;
     const auto add_tiers = [&](std::string_view option, Tier now) {
-        if (offload.is_beside_host && now == Tier::device) add(true, option, "cpu");
+        if (offload.has_own_memory && now == Tier::device) add(true, option, "cpu");
         if (now != Tier::disk) options.emplace_back(option, fmt::format("--{} nvme --nvme-dir DIR", option));
     };
     if (spec.moments_dtype != DType::uint8) add_tiers("offload-optimizer", offload.state);

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <map>
 #include <ranges>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -262,18 +263,6 @@ std::vector<NamedShare> shares_of(const ParameterStore& store, int shard) {
     return shares;
 }
 
-// The shares of all ranks, in the order of ranks.
-std::vector<TensorShare> gather(const std::vector<NamedShare>& shares, Communicator& world) {
-    const auto count = std::ssize(shares);
-    std::vector<TensorShare> all(static_cast<std::size_t>(count * world.size()));
-    const Tensor gathered{reinterpret_cast<std::byte*>(all.data()),
-                          DType::uint8,
-                          {world.size(), std::int64_t{sizeof(TensorShare)} * count}};
-    std::ranges::transform(shares, all.begin() + world.rank() * count, &NamedShare::share);
-    world.all_gather(gathered, gathered.slice(world.rank(), 1));
-    return all;
-}
-
 // These ranks should have the same hash. Returns those that differ from the most frequent hash. The first
 // rank's hash wins a tie.
 std::vector<int> odd_ones(const std::vector<int>& ranks, const std::vector<std::uint64_t>& hashes) {
@@ -294,7 +283,9 @@ std::vector<int> odd_ones(const std::vector<int>& ranks, const std::vector<std::
 
 std::optional<std::string> differing_replica(const ParameterStore& store, Communicator& world) {
     const std::vector<NamedShare> shares = shares_of(store, store.shard());
-    const std::vector<TensorShare> all = gather(shares, world);
+    std::vector<TensorShare> own;
+    for (const NamedShare& share : shares) own.push_back(share.share);
+    const std::vector<TensorShare> all = values_of_ranks(world, std::span<const TensorShare>(own));
     for (std::size_t i = 0; i < shares.size(); ++i) {
         struct Replicas {
             std::vector<int> ranks;

@@ -325,7 +325,7 @@ Offload Options::offload() const {
         return name == "nvme" ? Tier::disk : name == "cpu" && is_gpu ? Tier::host : Tier::device;
     };
     return {
-        .state = tier(offload_optimizer), .parameters = tier(offload_parameters), .is_beside_host = is_gpu};
+        .state = tier(offload_optimizer), .parameters = tier(offload_parameters), .has_own_memory = is_gpu};
 }
 
 PipelineSchedule Options::kind_of_pipeline_schedule() const {
@@ -375,8 +375,8 @@ Sharding sharding_of(const Options& o, int processes) {
     }
     sharding.offload = o.offload();
     sharding.prefetch_units = static_cast<int>(o.prefetch_units.value_or(sharding.default_prefetch_units()));
-    sharding.are_rounds_together = o.kind_of_pipeline_schedule() == PipelineSchedule::breadth_first &&
-                                   o.pipeline_parallel * o.chunks_of_stage() == o.layers();
+    sharding.rounds_are_consecutive = o.kind_of_pipeline_schedule() == PipelineSchedule::breadth_first &&
+                                      o.pipeline_parallel * o.chunks_of_stage() == o.layers();
     sharding.reduces_each_micro_batch = o.reduce_every.empty()
                                             ? sharding.reduces_each_micro_batch_by_default()
                                             : o.reduce_every == each_micro_batch;

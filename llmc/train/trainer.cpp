@@ -169,18 +169,18 @@ void Trainer::run(const Step& list, const StepInput& input) {
 }
 
 void Trainer::finish_update() {
-    if (!waiting_) return;
+    if (!pending_update_) return;
     const auto start = std::chrono::steady_clock::now();
-    run(plan_.update, {.update = waiting_});
+    run(plan_.update, {.update = pending_update_});
     device_.synchronize();
     const PhaseTimes phases = executor_.times();
     finished_ = {std::chrono::steady_clock::now() - start, phases};
-    leave_waiting({});
+    set_pending_update({});
 }
 
-void Trainer::leave_waiting(const std::optional<Update>& update) {
-    waiting_ = update;
-    store_.set_update_waits(update.has_value());
+void Trainer::set_pending_update(const std::optional<Update>& update) {
+    pending_update_ = update;
+    store_.set_update_pending(update.has_value());
 }
 
 StepMetrics Trainer::train_step(TrainingBatches& batches) {
@@ -199,9 +199,9 @@ StepMetrics Trainer::train_step(TrainingBatches& batches) {
                          .step = progress_.step + 1,
                          .loss_scale = static_cast<float>(scaler_.scale() / static_cast<double>(targets)),
                          .gradient_seed = options_.seed,
-                         .update = waiting_,
+                         .update = pending_update_,
                          .records_amax = fp8_.is_delayed()});
-    leave_waiting({});
+    set_pending_update({});
     // Before the next all-gather of updated parameters, which would hide a difference.
     if (is_due(options_.check_replicas_every, progress_.step + 1)) require_equal_replicas();
     const StepResults results = executor_.results();
@@ -221,7 +221,7 @@ StepMetrics Trainer::train_step(TrainingBatches& batches) {
     }
 
     update.norm_squared = results.norm_squared;
-    if (!is_skipped) leave_waiting(update);
+    if (!is_skipped) set_pending_update(update);
     const double scale = scaler_.scale();
     is_skipped ? scaler_.see_overflow(progress_.step + 1) : scaler_.see_good_step();
     progress_.step += 1;

@@ -85,18 +85,18 @@ class Trainer {
     void choose_algorithms(std::string_view earlier, std::int64_t prompt_tokens);
     // The algorithms of all stages (Device::choices).
     const std::string& algorithms() const { return algorithms_; }
-    // Those that were not chosen, of all ranks.
+    // The algorithms of all ranks that failed or varied.
     const LeftOut& left_out() const { return left_out_; }
 
     // Trains one step: loads this rank's micro-batches (RunPlan::share) and performs the list of actions. The step's
-    // update waits for the next step, whose list begins with it, or for finish_update(). In fp16 and
+    // update is pending until the next step, whose list begins with it, or until finish_update(). In fp16 and
     // with products in 8 bits, a step whose gradient overflowed is skipped: it counts, but changes nothing. Otherwise
     // UserError on all ranks if the loss or the gradient is not finite; it names the first tensor that is not.
     // UserError also if ranks that must have the same parameters or optimizer state differ, where
     // --check-replicas-every compares them.
     StepMetrics train_step(TrainingBatches& batches);
 
-    // Performs the update that waits, if any. It comes before all that reads the weights or the optimizer's state; the
+    // Performs the pending update, if any. It comes before all that reads the weights or the optimizer's state; the
     // functions below call it that all ranks call together.
     void finish_update();
 
@@ -156,7 +156,7 @@ class Trainer {
                                    const Watch& watch);
     void require_equal_replicas();
     Update next_update() const;
-    void leave_waiting(const std::optional<Update>& update);
+    void set_pending_update(const std::optional<Update>& update);
     // Runs a list, and counts what it moves from and to the disk.
     void run(const Step& list, const StepInput& input);
     // For stochastic rounding of weights, if the options ask for it.
@@ -178,8 +178,8 @@ class Trainer {
     LossScaler scaler_;
     Fp8Scaler fp8_;
     Progress progress_;
-    std::optional<Update> waiting_;  // the last step's update
-    // What finish_update() took since the last step: part of the next step's time.
+    std::optional<Update> pending_update_;  // the last step's
+    // The time of finish_update() since the last step, which counts to the next step.
     struct FinishedUpdate {
         std::chrono::duration<double> elapsed{};
         PhaseTimes phases{};

@@ -183,7 +183,7 @@ TrainingResult train(Communicator& ranks, const TrainingSetting& setting) {
     executor.run(plan.parameter_gathers, {});
 
     TrainingResult result;
-    std::optional<Update> waiting;
+    std::optional<Update> pending;
     const BytesSent before = counted_by(groups, mesh);
     for (int step = 1; step <= setting.steps; ++step) {
         const auto load = [&](int micro_batch, std::span<std::int32_t> inputs,
@@ -195,13 +195,13 @@ TrainingResult train(Communicator& ranks, const TrainingSetting& setting) {
         executor.run(plan.training, {.load = load,
                                      .sequences = plan.micro_batch,
                                      .loss_scale = 1.0F / static_cast<float>(tokens),
-                                     .update = waiting});
-        waiting = Update{.adamw = {step, learning_rate, 0.9, 0.95, 1e-8, 1.0}};
+                                     .update = pending});
+        pending = Update{.adamw = {step, learning_rate, 0.9, 0.95, 1e-8, 1.0}};
         const StepResults results = executor.results();
         result.losses.push_back(results.loss_sum);
         result.norms.push_back(results.norm_squared);
     }
-    executor.run(plan.update, {.update = waiting});
+    executor.run(plan.update, {.update = pending});
     result.counted = difference(counted_by(groups, mesh), before);
     result.listed = times(plan.sent, setting.steps);
     for (int unit = 0; unit < store.units(); ++unit) {

@@ -231,7 +231,7 @@ def test_a_step_moves_what_the_plan_says(tmp_path):
     for line in lines[1:]:
         assert [round(line["disk"][name] / 2**20, 1) for name in ("read_bytes", "written_bytes")] == planned
         assert 0 <= line["phase_ms"]["disk"] and line["disk"]["ms"] > 0
-    assert lines[0]["disk"]["written_bytes"] == 0, "no update waits in the first step"
+    assert lines[0]["disk"]["written_bytes"] == 0, "no update is pending in the first step"
     if "no direct access" in printed:
         pytest.skip(f"{folder} has no direct access, whose bytes the system counts exactly")
     if moved[6][1] < planned[1]:

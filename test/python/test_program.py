@@ -383,7 +383,7 @@ def test_bytes_are_noted_where_the_vocabulary_has_more(tmp_path, vocabulary, not
     assert notes("text.txt") == ([text] if noted else [])
     assert len(notes("bytes/*.bin")) == noted
     assert notes("gpt2/*.bin") == []
-    # What no manifest tells is seen in the tokens.
+    # Without a manifest, the tokens themselves show it.
     looks = " looks like bytes (its first tokens are all below 256), but the vocabulary is "
     for name in ("broken", "surrogate", "none"):
         unreadable = [f"note: {tmp_path}/{name}/{{}}/manifest.json cannot be read as JSON in UTF-8, so the tokenizer of the shards is not known"]
@@ -474,7 +474,7 @@ def test_phases_are_where_the_time_goes(tmp_path):
         phases = line["phase_ms"]
         assert set(phases) == {"data", "forward", "backward", "communication", "norm", "update"}
         assert all(phases[name] > 0 for name in ("data", "forward", "backward", "norm")), phases
-        assert phases["update"] > 0 or line is run.lines[0], "only in the first step no update waits"
+        assert phases["update"] > 0 or line is run.lines[0], "only in the first step no update is pending"
         # The time between the actions is short, but a busy machine may lose any time there.
         assert sum(phases.values()) <= line["step_ms"] * 1.001 + 0.01
 

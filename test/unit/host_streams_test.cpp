@@ -137,15 +137,9 @@ TEST(HostStreams, EveryActionIsTimedWhereThatIsAskedFor) {
 
 // A transfer between stages ends when it is seen to be done, not when it starts.
 TEST(HostStreams, ATransferEndsWhenItIsDone) {
-    class Slow final : public Performer {
-      public:
-        void perform(const Action&) override { begun_ = std::chrono::steady_clock::now(); }
-        bool is_done(const Action&) override {
-            return std::chrono::steady_clock::now() - begun_ > std::chrono::milliseconds(5);
-        }
-
-      private:
-        std::chrono::steady_clock::time_point begun_;
+    const auto slow = [](const Action&) {
+        const auto begun = std::chrono::steady_clock::now();
+        return [begun] { return std::chrono::steady_clock::now() - begun > std::chrono::milliseconds(5); };
     };
     Step step;
     step.actions.push_back({.kind = ActionKind::receive_activation,
@@ -156,8 +150,7 @@ TEST(HostStreams, ATransferEndsWhenItIsDone) {
     for (const bool overlap : {true, false}) {
         HostStreams streams(overlap);
         streams.watch_actions(true);
-        Slow performer;
-        streams.run(step, performer);
+        run_on(streams, step, slow);
         EXPECT_GE(streams.action_times()[0].end - streams.action_times()[0].begin, 5e-3);
     }
 }

@@ -127,7 +127,7 @@ TEST_F(Plans, NeedsAreThoseOfTheWholePlan) {
                                               .replicas = zero == 0 ? 1 : 2,
                                               .reduces_each_micro_batch =
                                                   zero == 2 || (zero == 3 && !is_breadth_first),
-                                              .are_rounds_together =
+                                              .rounds_are_consecutive =
                                                   is_breadth_first && layers % pipeline == 0}},
                         .pipeline_schedule = schedule,
                         .virtual_stages =
@@ -267,7 +267,7 @@ TEST_F(Plans, ARefusalNamesADiskOnTheCpu) {
 TEST_F(Plans, ARefusalNamesTheHostsMemoryBesideAGpu) {
     RunSpec spec{.model = gpt2({8, 2, 128, 64, 256}),
                  .least_piece = 1 << 12,
-                 .mesh = {.sharding = {.offload = {.is_beside_host = true}}},
+                 .mesh = {.sharding = {.offload = {.has_own_memory = true}}},
                  .recompute = {.kind = RecomputeKind::block},
                  .global_batch_tokens = 64,
                  .micro_batch_sequences = 1};

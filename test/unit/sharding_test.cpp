@@ -32,10 +32,10 @@ std::string text_of(const StepSpec& spec) {
     return fmt::format(
         "stage {}, {} x {}, each {}, {} micro-batches, rounds {}, prefetch {}, reshards {}, state on {}, "
         "parameters on "
-        "{}, beside the host {}",
+        "{}, own memory {}",
         s.stage, s.replicas, s.shards, s.reduces_each_micro_batch, spec.pipeline.micro_batches,
         spec.rounds_gradients, s.prefetch_units, s.reshards_after_forward, name_of(s.offload.state),
-        name_of(s.offload.parameters), s.offload.is_beside_host);
+        name_of(s.offload.parameters), s.offload.has_own_memory);
 }
 
 // Calls f with every combination without offload, or with parameters on the CPU device's disk.
@@ -66,7 +66,7 @@ void for_all(const std::function<void(const StepSpec&)>& f) {
 }
 
 // Calls f with what may be offloaded from a device with memory of its own.
-void for_all_beside_host(const std::function<void(const StepSpec&)>& f) {
+void for_all_with_own_memory(const std::function<void(const StepSpec&)>& f) {
     for (const Tier state : {Tier::device, Tier::host, Tier::disk})
         for (const Tier parameters : {Tier::device, Tier::host, Tier::disk})
             for (int stage = 0; stage <= 3; ++stage)
@@ -103,7 +103,7 @@ TEST(Sharding, EveryListIsSound) {
     };
     for_all(check_all);
     EXPECT_GT(lists, 1200);
-    for_all_beside_host(check_all);
+    for_all_with_own_memory(check_all);
     EXPECT_GT(lists, 10000);
 }
 

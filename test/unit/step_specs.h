@@ -35,7 +35,7 @@ inline std::vector<StepSpec> stage_specs(const PipelineSpec& pipeline, int layer
             pipeline.chunks() == 1 ? whole_model(layers) : part_of_stage(chunks, pipeline.stages, stage);
         of.stage = stage;
         of.pipeline = pipeline;
-        of.sharding.are_rounds_together =
+        of.sharding.rounds_are_consecutive =
             pipeline.schedule == PipelineSchedule::breadth_first && pipeline.chunks() == layers;
     }
     return specs;
@@ -75,7 +75,7 @@ inline void for_all_settings(const std::function<void(const StepSpec&)>& f) {
             {.stage = stage,
              .shards = 2,
              .prefetch_units = 2,
-             .offload = {.state = Tier::host, .parameters = Tier::host, .is_beside_host = true}});
+             .offload = {.state = Tier::host, .parameters = Tier::host, .has_own_memory = true}});
         shardings.push_back(
             {.stage = stage, .shards = 2, .prefetch_units = 2, .offload = {.parameters = Tier::disk}});
     }
@@ -91,21 +91,29 @@ inline void for_all_settings(const std::function<void(const StepSpec&)>& f) {
     }
 }
 
-// Performs actions by calling a function. An action is done at once when it is begun.
-class PerformBy final : public Performer {
-  public:
-    explicit PerformBy(std::function<void(const Action&)> f) : f_(std::move(f)) {}
-    void perform(const Action& action) override { f_(action); }
-    bool is_done(const Action&) override { return true; }
+// Performs a list as Executor::run does.
+inline void run_on(StepStreams& streams, const Step& step, const Perform& perform) {
+    streams.begin(step, perform);
+    try {
+        for (int place = 0; place < std::ssize(step.actions); ++place) {
+            const Action& action = step.actions[static_cast<std::size_t>(place)];
+            if (streams.is_on_lane(action)) continue;
+            streams.wait_before(place);
+            streams.record(place, perform(action));
+        }
+        streams.finish();
+    } catch (...) {
+        streams.cancel();
+        throw;
+    }
+}
 
-  private:
-    std::function<void(const Action&)> f_;
-};
-
-// Runs a list with such a performer.
-inline void run_with(StepStreams& streams, const Step& step, std::function<void(const Action&)> f) {
-    PerformBy performer(std::move(f));
-    streams.run(step, performer);
+// The same with a function whose actions are done when it returns.
+inline void run_with(StepStreams& streams, const Step& step, const std::function<void(const Action&)>& f) {
+    run_on(streams, step, [&](const Action& action) {
+        f(action);
+        return TransferTest{};
+    });
 }
 
 }  // namespace llmc

@@ -48,7 +48,7 @@ TEST(StepTime, OfOneRankIsThatOfItsOperations) {
     EXPECT_NEAR(time.seconds, time.compute, 1e-9 * time.seconds);
 }
 
-// What a stage computes, and what it waits for.
+// The times of a stage's computations and waits.
 TEST(StepTime, PartsAddUp) {
     for (const Mesh& mesh : {Mesh{}, Mesh{.pipeline = 4}, Mesh{.tensor = 5},
                              Mesh{.sharding = {.stage = 3, .shards = 8, .reduces_each_micro_batch = true}}}) {
@@ -109,7 +109,7 @@ TEST(StepTime, ManyMicroBatchesTakeAsLongAsTheyCompute) {
     slow.node.bytes = 1e9;
     const cuda::GpuSizes sizes(cuda::sm_90);
     const auto time = [&](std::int64_t micro_batches) {
-        RunSpec spec = spec_of({.sharding = {.stage = 3, .shards = 8, .are_rounds_together = true}},
+        RunSpec spec = spec_of({.sharding = {.stage = 3, .shards = 8, .rounds_are_consecutive = true}},
                                micro_batches, PipelineSchedule::breadth_first);
         spec.virtual_stages = static_cast<int>(spec.model.layers());
         return step_time(short_plans(spec, sizes, 0, 8), slow);

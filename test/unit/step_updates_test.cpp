@@ -160,11 +160,11 @@ TEST(ParametersOnDisk, FindsFaults) {
     }
 }
 
-// ---- a device beside the host
+// ---- a device with memory of its own
 
-// What the host updates comes to the device before its use; gradients go to the host before another layer takes their
-// buffer.
-TEST(BesideHost, FindsFaults) {
+// Parameters that the host updates come to the device before their use; gradients go to the host before another layer
+// takes their buffer.
+TEST(OwnMemory, FindsFaults) {
     for (const Tier parameters : {Tier::device, Tier::host}) {
         for (const int zero : {0, 1, 3}) {
             const bool rotates = zero == 3;

@@ -14,7 +14,7 @@
 #include "llmc/parallel/step/chunk_buffers.h"
 #include "llmc/parallel/step/gathers_and_recomputes.h"
 #include "llmc/parallel/step/insert_updates.h"
-#include "llmc/parallel/zero/unit_actions.h"
+#include "llmc/parallel/step/unit_actions.h"
 
 namespace llmc {
 

@@ -111,7 +111,7 @@ class Checker {
 
     // The gradients of the step before, which an update takes.
     void expect_update(const Action& action) {
-        waiting_[action.unit].insert(action.piece);
+        pending_updates_[action.unit].insert(action.piece);
         for (const BufferUse& use : action.reads) {
             if (use.tier == Tier::host) {
                 if (use.role == BufferRole::gradients) on_host_.insert(use.unit);
@@ -127,13 +127,13 @@ class Checker {
         const bool is_offloaded = are_parameters_offloaded(sharding_, action.unit, part_);
         const bool is_on_host = offload_.updates_on_host();
         if (is_on_host) stale_.insert({action.unit, Tier::device});
-        if (is_offloaded && offload_.is_beside_host && !is_on_host) stale_.insert({action.unit, Tier::host});
+        if (is_offloaded && offload_.has_own_memory && !is_on_host) stale_.insert({action.unit, Tier::host});
         if (is_offloaded && offload_.parameters == Tier::disk) stale_.insert({action.unit, Tier::disk});
-        const auto waiting = waiting_.find(action.unit);
-        require(waiting != waiting_.end() && waiting->second.erase(action.piece) == 1,
+        const auto pending = pending_updates_.find(action.unit);
+        require(pending != pending_updates_.end() && pending->second.erase(action.piece) == 1,
                 "updates its unit a second time");
-        if (!waiting->second.empty()) return;
-        waiting_.erase(action.unit);
+        if (!pending->second.empty()) return;
+        pending_updates_.erase(action.unit);
         updated_.insert(action.unit);
         std::erase_if(shards_, [&](const auto& of) { return of.second == action.unit; });
         on_host_.erase(action.unit);
@@ -166,7 +166,7 @@ class Checker {
 
     void give_gradients(const Action& action) {
         const BufferUse& from = action.reads.front();
-        require(!waiting_.contains(action.unit), "overwrites gradients whose update waits");
+        require(!pending_updates_.contains(action.unit), "overwrites gradients whose update is pending");
         on_host_.insert(action.unit);
         if (!are_gradients_offloaded(sharding_, rounds_of_gradients(action.unit), action.unit, part_)) return;
         // The buffer is free now.
@@ -274,7 +274,7 @@ class Checker {
     }
 
     void require_updated(const Action& action, const BufferUse& use) const {
-        require(action.kind == ActionKind::update || !waiting_.contains(use.unit),
+        require(action.kind == ActionKind::update || !pending_updates_.contains(use.unit),
                 "reads parameters before their update");
         require(action.kind == ActionKind::update || !stale_.contains({use.unit, Tier::device}),
                 "reads parameters of the device that the host has updated");
@@ -286,7 +286,7 @@ class Checker {
             require(on_host_.contains(use.unit), "reads gradients that the host lacks");
         if (use.role != BufferRole::parameters && use.role != BufferRole::parameter_shard) return;
         if (action.kind == ActionKind::upload_parameters)
-            require(!sharding_.updates_what_is_uploaded() || !waiting_.contains(use.unit),
+            require(!sharding_.updates_what_is_uploaded() || !pending_updates_.contains(use.unit),
                     "reads parameters before their update");
         if (use.tier != Tier::host) return;
         const auto found = host_parameters_.find(use.index);
@@ -296,7 +296,8 @@ class Checker {
     void write_beside(const Action& action, const BufferUse& use) {
         if (use.role != BufferRole::parameters && use.role != BufferRole::parameter_shard) return;
         if (use.tier == Tier::disk)
-            require(!waiting_.contains(use.unit), "writes parameters to the disk before their update");
+            require(!pending_updates_.contains(use.unit),
+                    "writes parameters to the disk before their update");
         if (use.tier != Tier::host) return;
         int& held = host_parameters_.try_emplace(use.index, -1).first->second;
         if (action.kind == ActionKind::read_parameters) {
@@ -386,7 +387,7 @@ class Checker {
     // Whether an action brings what is offloaded to the device.
     bool is_fetched(const Action& action) const {
         return action.kind == ActionKind::upload_parameters ||
-               (action.kind == ActionKind::read_parameters && !offload_.is_beside_host);
+               (action.kind == ActionKind::read_parameters && !offload_.has_own_memory);
     }
     // Whether the place where a unit's parameters are offloaded to lacks what the device has.
     bool lacks_update(int unit) const {
@@ -408,7 +409,7 @@ class Checker {
             const auto found = gradients_.find(use.index);
             require(found == gradients_.end() || found->second.state == Whole::handed_over,
                     "overwrites gradients that are still needed");
-            require(!waiting_.contains(use.unit), "goes on with gradients whose update waits");
+            require(!pending_updates_.contains(use.unit), "goes on with gradients whose update is pending");
             gradients_[use.index] = {use.unit, Whole::accumulating};
             return;
         }
@@ -450,7 +451,8 @@ class Checker {
     void write_shard(const Action& action, const BufferUse& use) {
         switch (action.kind) {
             case ActionKind::upload_gradients:
-                require(!waiting_.contains(use.unit), "goes on with gradients whose update waits");
+                require(!pending_updates_.contains(use.unit),
+                        "goes on with gradients whose update is pending");
                 require(shards_.try_emplace(use.index, use.unit).second,
                         "overwrites the shard of earlier micro-batches");
                 break;
@@ -506,10 +508,9 @@ class Checker {
     std::map<int, Whole> gradients_;
     std::map<int, int> shards_;  // by buffer: the unit whose gradient shard it holds
     std::set<int> with_gradients_, updated_;
-    std::map<int, std::set<int>>
-        waiting_;               // by unit: the pieces whose update, of the step before, is to come
-    std::map<int, Held> held_;  // by buffer of a piece of state
-    std::set<int> tied_;        // units whose gradients are summed over stages
+    std::map<int, std::set<int>> pending_updates_;  // by unit: the pieces whose update is pending
+    std::map<int, Held> held_;                      // by buffer of a piece of state
+    std::set<int> tied_;                            // units whose gradients are summed over stages
     bool norm_done_ = false;
 };
 

@@ -51,21 +51,23 @@ StreamKind DeviceStreams::stream_of(const Action& action) const {
     return has_stream ? action.stream : StreamKind::compute;
 }
 
-void DeviceStreams::run(const Step& step, Performer& performer) {
+// Calls f for each stream of the device that the list uses besides the compute stream.
+template <class F>
+void DeviceStreams::for_each_other(F&& f) {
+    for (const StreamKind stream : device_streams) {
+        if (stream != StreamKind::compute && is_used_[static_cast<std::size_t>(stream)]) f(stream);
+    }
+}
+
+void DeviceStreams::begin(const Step& step, const Perform& /*perform*/) {
+    step_ = &step;
+    in_flight_.clear();
     is_awaited_.assign(step.actions.size(), false);
-    std::array<bool, all_streams.size()> is_used{};
+    is_used_.fill(false);
     for (const Action& action : step.actions) {
         for (const int place : action.after) is_awaited_[static_cast<std::size_t>(place)] = true;
-        is_used[static_cast<std::size_t>(stream_of(action))] = true;
+        is_used_[static_cast<std::size_t>(stream_of(action))] = true;
     }
-    const bool has_host =
-        std::ranges::any_of(step.actions, [](const Action& action) { return is_of_host(action.stream); });
-    const auto for_each_other = [&](auto&& f) {
-        for (const StreamKind stream : device_streams) {
-            if (stream != StreamKind::compute && is_used[static_cast<std::size_t>(stream)]) f(stream);
-        }
-    };
-
     laps_used_ = 0;
     streams_.select(StreamKind::compute);
     action_times_.resize(watches_ ? step.actions.size() : 0);
@@ -83,17 +85,48 @@ void DeviceStreams::run(const Step& step, Performer& performer) {
         streams_.wait(start_);
     });
     // The host may use its buffers only after copies of the last list.
-    if (has_host) {
+    if (std::ranges::any_of(step.actions, [](const Action& action) { return is_of_host(action.stream); })) {
         streams_.select(StreamKind::compute);
         streams_.record(start_);
         streams_.wait_on_host(start_);
     }
-    for (int place = 0; place < std::ssize(step.actions); ++place) {
-        const bool is_on_host = is_of_host(step.actions[static_cast<std::size_t>(place)].stream);
-        is_on_host ? perform_on_host(step, place, performer) : queue(step, place, performer);
+}
+
+void DeviceStreams::wait_before(int place) {
+    const Action& action = step_->actions[static_cast<std::size_t>(place)];
+    const StreamKind stream = stream_of(action);
+    const bool is_on_host = is_of_host(stream);
+    streams_.select(is_on_host ? StreamKind::compute : stream);
+    // Time for which the device is idle until the host goes on counts to what the host does.
+    if (is_on_host) begin_lap(phase_of(action.kind));
+    for (const int after : action.after) {
+        const StreamKind other = stream_of(step_->actions[static_cast<std::size_t>(after)]);
+        if (other == stream) continue;
+        if (is_of_host(other)) {
+            finish_transfers(after, other);
+        } else if (is_on_host) {
+            streams_.wait_on_host(event_after(after));
+        } else {
+            if (stream == StreamKind::compute) begin_lap(Phase::communication);
+            streams_.wait(event_after(after));
+        }
     }
+    if (stream == StreamKind::compute) begin_lap(phase_of(action.kind));
+    record_time(begin_events_, place);
+}
+
+void DeviceStreams::record(int place, TransferTest test) {
+    const Action& action = step_->actions[static_cast<std::size_t>(place)];
+    record_time(end_events_, place);
+    if (is_on_disk(action)) in_flight_.push_back({place, std::move(test)});
+    if (!is_of_host(action.stream) && is_awaited_[static_cast<std::size_t>(place)])
+        streams_.record(event_after(place));
+}
+
+void DeviceStreams::finish() {
+    const auto places = static_cast<int>(step_->actions.size());
     for (const StreamKind stream : {StreamKind::disk_in, StreamKind::disk_out})
-        finish_transfers(step, static_cast<int>(step.actions.size()), stream, performer);
+        finish_transfers(places, stream);
     for_each_other([&](StreamKind stream) {
         const int end = ends_[static_cast<std::size_t>(stream)];
         streams_.select(stream);
@@ -108,52 +141,12 @@ void DeviceStreams::run(const Step& step, Performer& performer) {
     streams_.record(laps_[laps_used_].event);
 }
 
-void DeviceStreams::queue(const Step& step, int place, Performer& performer) {
-    const Action& action = step.actions[static_cast<std::size_t>(place)];
-    const StreamKind stream = stream_of(action);
-    streams_.select(stream);
-    for (const int after : action.after) {
-        const StreamKind other = stream_of(step.actions[static_cast<std::size_t>(after)]);
-        if (other == stream) continue;
-        if (is_of_host(other)) {
-            finish_transfers(step, after, other, performer);
-            continue;
-        }
-        if (stream == StreamKind::compute) begin_lap(Phase::communication);
-        streams_.wait(event_after(after));
-    }
-    if (stream == StreamKind::compute) begin_lap(phase_of(action.kind));
-    record_time(begin_events_, place);
-    performer.perform(action);
-    record_time(end_events_, place);
-    if (is_awaited_[static_cast<std::size_t>(place)]) streams_.record(event_after(place));
-}
-
-void DeviceStreams::perform_on_host(const Step& step, int place, Performer& performer) {
-    const Action& action = step.actions[static_cast<std::size_t>(place)];
-    // Time for which the device is idle until the host goes on counts to what the host does.
-    streams_.select(StreamKind::compute);
-    begin_lap(phase_of(action.kind));
-    for (const int after : action.after) {
-        const StreamKind other = stream_of(step.actions[static_cast<std::size_t>(after)]);
-        if (is_of_host(other)) {
-            finish_transfers(step, after, other, performer);
-        } else {
-            streams_.wait_on_host(event_after(after));
-        }
-    }
-    record_time(begin_events_, place);
-    performer.perform(action);
-    if (is_begun_only(action)) in_flight_.push_back(place);
-    record_time(end_events_, place);
-}
-
 // Waits for a stream's transfers of the disk up to a position in the list.
-void DeviceStreams::finish_transfers(const Step& step, int last, StreamKind stream, Performer& performer) {
-    std::erase_if(in_flight_, [&](int place) {
-        const Action& action = step.actions[static_cast<std::size_t>(place)];
-        if (place > last || action.stream != stream) return false;
-        while (!performer.is_done(action)) std::this_thread::sleep_for(nap);
+void DeviceStreams::finish_transfers(int last, StreamKind stream) {
+    std::erase_if(in_flight_, [&](const InFlight& transfer) {
+        const Action& action = step_->actions[static_cast<std::size_t>(transfer.place)];
+        if (transfer.place > last || action.stream != stream) return false;
+        while (!transfer.is_done()) std::this_thread::sleep_for(nap);
         return true;
     });
 }

@@ -1,5 +1,5 @@
-// Runs a step on the device's streams. The host queues the actions in the order of the list. If an action
-// depends on another stream (Action::after), its stream waits for an event, and the host does not wait.
+// The streams of a device. The host queues the actions in the order of the list. If an action depends on another
+// stream (Action::after), its stream waits for an event, and the host does not wait.
 //
 // The host itself performs the actions of its streams, updates and transfers of the disk, when the list comes to them:
 // it waits until the device has done what they need, and the device goes on with what is queued. So what the device
@@ -19,7 +19,10 @@ class DeviceStreams final : public StepStreams {
     // that sent to each other on one stream would deadlock.
     DeviceStreams(Streams& streams, bool overlap);
 
-    void run(const Step& step, Performer& performer) override;
+    void begin(const Step& step, const Perform& perform) override;
+    void wait_before(int place) override;
+    void record(int place, TransferTest test) override;
+    void finish() override;
     // The times that the device measured on the compute stream.
     PhaseTimes times() override;
     void watch_actions(bool on) override { watches_ = on; }
@@ -35,9 +38,9 @@ class DeviceStreams final : public StepStreams {
 
     StreamKind stream_of(const Action& action) const;
     void begin_lap(Phase phase);
-    void queue(const Step& step, int place, Performer& performer);
-    void perform_on_host(const Step& step, int place, Performer& performer);
-    void finish_transfers(const Step& step, int last, StreamKind stream, Performer& performer);
+    template <class F>
+    void for_each_other(F&& f);
+    void finish_transfers(int last, StreamKind stream);
     int event_after(int place);
     void record_time(std::vector<int>& events, int place);
 
@@ -50,8 +53,10 @@ class DeviceStreams final : public StepStreams {
     int origin_event_;
     double origin_ = 0;  // seconds of the host's clock
     std::vector<ActionTime> action_times_;
-    std::vector<bool> is_awaited_;
-    std::vector<int> in_flight_;  // transfers of the disk, by position in the list
+    const Step* step_ = nullptr;                      // the list that runs
+    std::vector<bool> is_awaited_;                    // by position in the list
+    std::array<bool, all_streams.size()> is_used_{};  // by stream
+    std::vector<InFlight> in_flight_;                 // transfers of the disk
     int start_;
     std::array<int, all_streams.size()> ends_;  // recorded after each stream's last action
     std::vector<Lap> laps_;                     // those of the last list; the next list reuses their events

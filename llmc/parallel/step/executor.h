@@ -46,7 +46,7 @@ struct StepInput {
     std::optional<std::int64_t> step{};
     float loss_scale = 0;             // gradients are those of loss_scale * (sum of losses)
     std::uint64_t gradient_seed = 0;  // rounds sums of gradients in bf16
-    // For lists with updates: that of the step before, which waits; none, and the list leaves parameters as they are.
+    // For lists with updates: the pending update. Without one, the list leaves parameters as they are.
     std::optional<Update> update{};
     // For generation: the rows of the one sequence to compute. `load` puts their tokens at the start of the
     // inputs. Earlier runs of the same list have computed the rows before them.
@@ -57,7 +57,7 @@ struct StepInput {
     std::function<void(int micro_batch, const Tensor& losses)> see_losses{};
 };
 
-class Executor final : private Performer {
+class Executor {
   public:
     // Binds the buffers once. All arguments outlive the executor. `micro_batches` is the number in a training
     // step. With `overlap`, communication overlaps with computing.
@@ -96,9 +96,10 @@ class Executor final : private Performer {
     const Tensor& logits() const { return logits_; }
 
   private:
-    void perform(const Action& action) override;
-    bool is_done(const Action& action) override;
+    // Performs an action of the list, or begins the transfer that it is.
+    TransferTest start(const Action& action);
     bool is_left_out(const Action& action) const;
+    void perform(const Action& action);
     void load(const Action& action);
     // Runs one of the lists of a part of the model.
     void run_part(const Action& action, const List& list);
@@ -109,7 +110,7 @@ class Executor final : private Performer {
     // Goes over to a list, and begins it.
     void take(const Step& step, const StepInput& input);
     void begin();
-    void transfer(const Action& action);
+    TransferTest transfer(const Action& action);
     void gather_parameters(int unit);
     void reduce_scatter(const Action& action);
     void gather_gradients(int unit);
@@ -128,7 +129,7 @@ class Executor final : private Performer {
     void update_piece(const Action& action);
     void update(const UnitBuffers& b, std::span<const AdamWSegment> segments, std::int64_t first_element);
     static int buffer_of(const Action& action);
-    void transfer_from_or_to_disk(const Action& action);
+    TransferTest transfer_from_or_to_disk(const Action& action);
     Tensor on_device(const BufferUse& use) const;
     void copy_between_host_and_device(const Action& action);
 
@@ -172,7 +173,6 @@ class Executor final : private Performer {
     // The current list.
     const Step* step_ = nullptr;
     const StepInput* input_ = nullptr;
-    std::vector<int> transfers_;  // between stages and of the disk, by position in the list
     std::unique_ptr<StepStreams> streams_;
 };
 

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "llmc/parallel/zero/unit_actions.h"
+#include "llmc/parallel/step/unit_actions.h"
 
 namespace llmc {
 
@@ -28,7 +28,7 @@ bool is_of_same_layer(const Step& step, const Action& action, const Action& befo
            action.micro_batch != before.micro_batch;
 }
 
-// What brings a unit's parameters into a buffer before an action reads them there.
+// The actions that bring units' parameters into a buffer before other actions read them there.
 struct Fetch {
     ActionKind kind;
     StreamKind stream;
@@ -109,7 +109,7 @@ void insert_gathers(Step& step) {
             });
     }
     if (!offload.has_parameters()) return;
-    // What follows is fetched ahead of these actions, which are ahead themselves.
+    // The fetches below come ahead of these actions, which are ahead themselves.
     int ahead = gathers ? sharding.gathered_ahead() : 0;
     const auto fetch = [&](ActionKind kind, StreamKind stream, Tier from, Tier to, int ahead_of_parts) {
         insert_fetches(step,
@@ -122,12 +122,12 @@ void insert_gathers(Step& step) {
                        });
         ahead = ahead_of_parts;
     };
-    if (offload.is_beside_host)
+    if (offload.has_own_memory)
         fetch(ActionKind::upload_parameters, StreamKind::to_device, Tier::host, Tier::device,
               sharding.uploaded_ahead());
     if (offload.parameters == Tier::disk)
         fetch(ActionKind::read_parameters, StreamKind::disk_in, Tier::disk,
-              offload.is_beside_host ? Tier::host : Tier::device, sharding.read_ahead());
+              offload.has_own_memory ? Tier::host : Tier::device, sharding.read_ahead());
 }
 
 namespace {

@@ -1,10 +1,11 @@
-// Runs a step on threads of the host. The caller performs the actions of the compute stream, another thread
-// communicates, and one more transfers to and from the disk. Each thread follows the order of the list, and waits for
-// the actions on which an action depends (Action::after). Transfers between stages and of the disk are only begun, and
-// then tested from time to time.
+// The threads of a device without streams. The caller performs the actions of the compute stream; of the other two, the
+// lanes, one communicates and one transfers to and from the disk. Each thread follows the order of the list, and waits
+// for the actions on which an action depends (Action::after). Transfers between stages and of the disk are only begun,
+// and then tested from time to time.
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <condition_variable>
 #include <exception>
 #include <mutex>
@@ -23,8 +24,14 @@ class HostStreams final : public StepStreams {
     HostStreams(const HostStreams&) = delete;
     HostStreams& operator=(const HostStreams&) = delete;
 
-    // Throws what an action throws on either thread, once the other thread has finished its current action.
-    void run(const Step& step, Performer& performer) override;
+    void begin(const Step& step, const Perform& perform) override;
+    bool is_on_lane(const Action& action) const override {
+        return has_lanes_ && action.stream != StreamKind::compute;
+    }
+    void wait_before(int place) override;
+    void record(int place, TransferTest test) override;
+    void finish() override;
+    void cancel() override;
     // The caller's times.
     PhaseTimes times() override { return times_; }
     void watch_actions(bool on) override { watches_ = on; }
@@ -33,36 +40,37 @@ class HostStreams final : public StepStreams {
   private:
     using Lock = std::unique_lock<std::mutex>;
 
-    void perform(const Action& action, int place, Performer& performer);
-    void note_end(int place);
-    void run_alone(const Step& step, Performer& performer);
-    void begin(const Step& step, Performer& performer);
-    void compute(const Step& step, Performer& performer);
-    void end();
-
     // A thread that performs some streams' actions.
     struct Lane {
         bool of_disk;
-        std::thread thread{};          // started by the first list that has such actions
-        bool is_busy = false;          // whether it works on the list
-        std::vector<int> in_flight{};  // transfers in flight; only for this thread
+        std::thread thread{};               // started by the first list that has such actions
+        bool is_busy = false;               // whether it works on the list
+        std::vector<InFlight> in_flight{};  // only for this thread
 
         bool performs(const Action& action) const {
             return action.stream != StreamKind::compute && is_on_disk(action) == of_disk;
         }
     };
-    bool are_busy() const;
     void lane_thread(Lane& lane);
     void perform_all(Lane& lane, Lock& lock);
-    void perform(Lane& lane, Lock& lock, int place);
-    void wait_and_test(Lane& lane, Lock& lock);
+    template <class F>
+    void wait_as_caller(Lock& lock, bool for_disk, const F& is_met);
+    template <class F>
+    void wait(Lock& lock, std::vector<InFlight>& in_flight, const F& is_met);
+    bool see_done(std::vector<InFlight>& in_flight);
+    void note_performed(int place, TransferTest test, std::vector<InFlight>& in_flight);
+    void note_begin(int place);
+    void note_end(int place);
 
+    const Action& action_at(int place) const { return step_->actions[static_cast<std::size_t>(place)]; }
     bool is_done(int place) const { return done_[static_cast<std::size_t>(place)] != 0; }
-    bool may_begin(const Action& action) const;
-    Phase phase_of_wait(const Step& step, const Action& action) const;
-    bool see_done(const Step& step, Performer& performer, std::vector<int>& in_flight);
+    bool may_begin(int place) const;
+    bool is_waiting_for_disk(int place) const;
 
     bool overlap_;
+    bool has_lanes_ = false;                       // for this list
+    std::vector<InFlight> in_flight_;              // the caller's, without lanes
+    std::chrono::steady_clock::time_point begun_;  // when the caller began its action
     PhaseTimes times_;
     bool watches_ = false;
     std::vector<ActionTime> action_times_;  // measured on the thread that performs the action
@@ -70,8 +78,8 @@ class HostStreams final : public StepStreams {
     std::mutex mutex_;  // guards all that follows
     std::condition_variable changed_;
     std::array<Lane, 2> lanes_{Lane{false}, Lane{true}};
-    const Step* step_ = nullptr;  // the list that they work on
-    Performer* performer_ = nullptr;
+    const Step* step_ = nullptr;  // the list that runs
+    const Perform* perform_ = nullptr;
     std::vector<char> done_;  // by position in the list: whether the action is done
     bool cancelled_ = false;
     bool stops_ = false;

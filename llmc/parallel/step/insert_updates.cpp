@@ -58,16 +58,16 @@ void insert_updates(Step& step, Step updates) {
     }
     std::vector<Action> actions;
     const Sharding& sharding = step.sharding;
-    // What takes the device's buffer for an offloaded unit's update; and the units for which it was there.
+    // The kind of action that needs the device's buffer of an offloaded unit, and the units for which one came so far.
     const ActionKind fetch =
-        sharding.offload.is_beside_host ? ActionKind::upload_parameters : ActionKind::read_parameters;
+        sharding.offload.has_own_memory ? ActionKind::upload_parameters : ActionKind::read_parameters;
     std::set<int> fetched;
     auto next = before.begin();
     const auto update = [&](int unit) {
         const auto end = before.begin() + ends[unit];
         for (; next < end; ++next) actions.push_back(std::move(*next));
     };
-    // What the host updates for a copy to the device comes early enough: with the copy.
+    // An update by the host comes early enough with the copy of its parameters to the device.
     const auto may_be_ahead = [&](int unit) {
         const bool is_offloaded = are_parameters_offloaded(sharding, unit, step.part);
         if (!sharding.keeps_parameters_whole() || (is_offloaded && sharding.updates_what_is_uploaded()))

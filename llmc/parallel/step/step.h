@@ -90,7 +90,7 @@ struct Action {
     int chunk = 0;
     // Holds the activations of a chunk and micro-batch.
     int slot = 0;
-    bool is_of_update = false;  // finishes the step before: left out if nothing of it waits
+    bool is_of_update = false;  // of the pending update: left out if there is none
     std::vector<BufferUse> reads{};
     std::vector<BufferUse> writes{};
     // The actions that must be done first, as positions in the list: the last such action of each other

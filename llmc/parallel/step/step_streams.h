@@ -1,5 +1,6 @@
-// Runs a step's list of actions on its streams. If the device has streams, the host queues the actions on
-// them (device_streams.h). If not, two threads of the host perform them (host_streams.h).
+// The waits between the actions of a list. The executor performs the actions in the order of the list. If the device
+// has streams, they are queued there, with events between them (device_streams.h). If not, other threads of the host
+// perform those that communicate (host_streams.h).
 #pragma once
 
 #include <array>
@@ -24,15 +25,17 @@ class PhaseTimes {
     std::array<double, all_phases.size()> milliseconds_{};
 };
 
-// Performs the actions of a list.
-class Performer {
-  public:
-    virtual ~Performer() = default;
+// Tests whether a transfer that was begun is done. If the device has no streams, it must be called until it returns
+// true. Empty: the transfer is done.
+using TransferTest = std::function<bool()>;
+// Performs an action. One that is only begun (is_begun_only) returns its test.
+using Perform = std::function<TransferTest(const Action&)>;
+// A transfer in flight, by its position in the list.
+struct InFlight {
+    int place;
+    TransferTest test;
 
-    // Performs an action. A transfer between stages is only begun.
-    virtual void perform(const Action& action) = 0;
-    // Whether such a transfer is done. If the device has no streams, it must be called until it returns true.
-    virtual bool is_done(const Action& action) = 0;
+    bool is_done() const { return !test || test(); }
 };
 
 // When an action ran, in seconds of the host's steady clock. The time of a transfer between stages begins
@@ -45,9 +48,20 @@ class StepStreams {
   public:
     virtual ~StepStreams() = default;
 
-    // Performs the whole list, or queues it on the device. Work that is queued on the compute stream
-    // afterwards comes after all of it. Throws what an action throws.
-    virtual void run(const Step& step, Performer& performer) = 0;
+    // Begins a list. The caller performs its actions in their order, except those on a lane: a thread of the streams
+    // performs these by `perform`. Both arguments outlive the list, which ends with finish() or cancel().
+    virtual void begin(const Step& step, const Perform& perform) = 0;
+    virtual bool is_on_lane(const Action&) const { return false; }
+    // Before the action at a place of the list: waits for the actions on which it depends, or has its stream wait.
+    // Throws what an action on a lane has thrown.
+    virtual void wait_before(int place) = 0;
+    // After the action; `test` is that of a transfer.
+    virtual void record(int place, TransferTest test) = 0;
+    // Waits for all actions, or has the compute stream wait: work that is queued there from now on comes after them.
+    // Throws what an action on a lane has thrown.
+    virtual void finish() = 0;
+    // Ends a list if an action has thrown. When it returns, no lane performs an action of the list.
+    virtual void cancel() {}
 
     // The time of each phase of the last list, once the device has finished it.
     virtual PhaseTimes times() = 0;

@@ -137,7 +137,7 @@ Tensor ParameterStore::held(int unit, Tensor UnitBuffers::*flat) const {
 }
 
 Tensor ParameterStore::on_disk(int unit) const {
-    if (sharding_.offload.is_beside_host) return buffers(unit).host_parameters;
+    if (sharding_.offload.has_own_memory) return buffers(unit).host_parameters;
     return on_device(unit);
 }
 Tensor ParameterStore::on_device(int unit) const {
@@ -159,7 +159,7 @@ int ParameterStore::begin_write_parameters(int unit) const {
 void ParameterStore::fetch_parameters(int unit) const {
     if (!are_offloaded(unit)) return;
     if (parameter_places_[static_cast<std::size_t>(unit)]) file_->wait(begin_read_parameters(unit));
-    if (sharding_.offload.is_beside_host) device_.upload(on_device(unit), buffers(unit).host_parameters.data);
+    if (sharding_.offload.has_own_memory) device_.upload(on_device(unit), buffers(unit).host_parameters.data);
     device_.synchronize();
 }
 
@@ -198,7 +198,8 @@ std::vector<AdamWSegment> ParameterStore::segments(int unit, const StatePiece& p
 }
 
 void ParameterStore::require_finished() const {
-    check(!update_waits_, "an update waits: Trainer::finish_update() comes before state is read or set");
+    check(!update_is_pending_,
+          "an update is pending: Trainer::finish_update() comes before state is read or set");
 }
 
 void ParameterStore::transfer_part(int unit, int piece, Tensor UnitBuffers::*flat, const ElementRange& part,

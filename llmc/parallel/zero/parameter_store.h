@@ -39,7 +39,7 @@ ElementRange intersection(const ElementRange& a, const ElementRange& b);
 class ParameterStore {
   public:
     // `shard` is this rank's shard. `weight_decay` applies to the tensors whose ParamSpec decays.
-    // What is on disk lies in a file of `directory`.
+    // State and parameters on disk lie in a file of `directory`.
     ParameterStore(Device& device, const Arenas& arenas, const StoreLayout& layout, double weight_decay,
                    int shard, const std::string& directory = "");
 
@@ -57,7 +57,7 @@ class ParameterStore {
     std::span<const UnitLayout> layouts() const { return layouts_; }
     const UnitLayout& layout(int unit) const { return layouts_[static_cast<std::size_t>(unit)]; }
     const UnitBuffers& buffers(int unit) const { return buffers_[static_cast<std::size_t>(unit)]; }
-    // What an update reads and writes: where the host updates, all of it lies in the host's memory.
+    // The operands of an update: where the host updates, all of them lie in the host's memory.
     UnitBuffers operands(int unit) const;
     // The segments of the elements that this rank updates.
     std::span<const AdamWSegment> segments(int unit) const {
@@ -82,11 +82,11 @@ class ParameterStore {
     UnitBuffers in_buffer(int unit, int piece, int buffer) const;
     std::vector<AdamWSegment> segments(int unit, const StatePiece& piece) const;
 
-    // ---- The update of the last step may wait for the next one (Trainer::finish_update). Until then, reading or
-    // setting state throws a ProgrammingError.
+    // ---- The update of the last step is pending until the next step, or Trainer::finish_update. Until then, reading
+    // or setting state throws a ProgrammingError.
 
-    void set_update_waits(bool waits) { update_waits_ = waits; }
-    bool update_waits() const { return update_waits_; }
+    void set_update_pending(bool is_pending) { update_is_pending_ = is_pending; }
+    bool update_is_pending() const { return update_is_pending_; }
 
     // ----
 
@@ -105,7 +105,7 @@ class ParameterStore {
     // them, rounded, the parameters. build_parameter_gathers later gathers the elements that other ranks
     // update.
     void set_weights(int unit, std::span<const float> values);
-    // What this rank updates of a unit, in fp32: &UnitBuffers::master, m, v or updated_gradients.
+    // Reads this rank's elements of a unit, in fp32: of &UnitBuffers::master, m, v or updated_gradients.
     void read(int unit, Tensor UnitBuffers::*flat, std::span<float> values) const;
     // Calls f for the tensors that hold a part of one of these buffers, of elements that are those of one tensor, and
     // the device in whose memory they are. They are several for moments in 8 bits, and for state on disk, which passes
@@ -133,7 +133,7 @@ class ParameterStore {
     }
     // The device whose memory has the optimizer state, or what passes through it, and what an update reads and writes.
     Device& updating_device() const { return sharding_.offload.updates_on_host() ? device_.host() : device_; }
-    // That which has one of the flat buffers, and the buffer there.
+    // The device that has one of the flat buffers, and the buffer there.
     Device& device_of(Tensor UnitBuffers::*flat) const;
     Tensor held(int unit, Tensor UnitBuffers::*flat) const;
     // A unit's parameters that are offloaded: what transfers to the disk use, and their buffer on the device.
@@ -157,7 +157,7 @@ class ParameterStore {
     Sharding sharding_;
     StagePart part_;
     int shard_;
-    bool update_waits_ = false;
+    bool update_is_pending_ = false;
     std::unique_ptr<ScratchFile> file_;  // null: state is in memory
     std::vector<std::vector<StatePiece>> pieces_;
     std::vector<Tensor> piece_buffers_;

@@ -20,17 +20,18 @@
 
 namespace llmc {
 
-// What lies elsewhere than in the device's memory between its uses.
+// The tiers in which state and parameters lie between their uses; elsewhere than in the device's memory, they are
+// offloaded.
 struct Offload {
     Tier state = Tier::device;       // master weights and moments
     Tier parameters = Tier::device;  // of layers: whole, or at stage 3 this rank's shard
     // Whether the device has memory of its own. What is offloaded then passes through the host's, and the host updates:
     // it gets the gradients, and has the parameters that it updates, besides offloaded optimizer state.
-    bool is_beside_host = false;
+    bool has_own_memory = false;
 
     bool has_state() const { return state != Tier::device; }
     bool has_parameters() const { return parameters != Tier::device; }
-    bool updates_on_host() const { return is_beside_host && has_state(); }
+    bool updates_on_host() const { return has_own_memory && has_state(); }
 };
 
 struct Sharding {
@@ -40,9 +41,9 @@ struct Sharding {
     // Gradients are reduced after each micro-batch, and the shards are added up. Otherwise they are reduced
     // once a step.
     bool reduces_each_micro_batch = false;
-    // All rounds of a layer's gradients follow one another. So its whole gradients may stay in their buffer between
-    // them.
-    bool are_rounds_together = false;
+    // Whether no other layer's round comes between those of a layer. Its whole gradients then stay in their buffer
+    // between them.
+    bool rounds_are_consecutive = false;
     // Parameters are gathered, or brought from where they are offloaded, this many parts of the model ahead.
     int prefetch_units = 1;
     bool reshards_after_forward =
@@ -68,14 +69,14 @@ struct Sharding {
     int uploaded_ahead() const { return later(offload.parameters == Tier::disk ? 1 : 0); }
     int gathered_ahead() const {
         return later((offload.parameters == Tier::disk ? 1 : 0) +
-                     (offload.has_parameters() && offload.is_beside_host ? 1 : 0));
+                     (offload.has_parameters() && offload.has_own_memory ? 1 : 0));
     }
     // From where they are offloaded, into the device's memory.
-    int fetched_ahead() const { return offload.is_beside_host ? uploaded_ahead() : read_ahead(); }
+    int fetched_ahead() const { return offload.has_own_memory ? uploaded_ahead() : read_ahead(); }
     // The default of prefetch_units.
     int default_prefetch_units() const {
         return offload.has_parameters()
-                   ? std::max(2, 1 + (offload.parameters == Tier::disk && offload.is_beside_host ? 1 : 0) +
+                   ? std::max(2, 1 + (offload.parameters == Tier::disk && offload.has_own_memory ? 1 : 0) +
                                      (keeps_parameters_whole() ? 0 : 1))
                    : 1;
     }
@@ -89,11 +90,11 @@ struct Sharding {
     // The default of reduces_each_micro_batch: true if otherwise a rank would keep gradients whole until the end of the
     // step that could be sharded.
     bool reduces_each_micro_batch_by_default() const {
-        return !keeps_gradients_whole() && !are_rounds_together;
+        return !keeps_gradients_whole() && !rounds_are_consecutive;
     }
     // Whether gradients that could be sharded stay whole until the step's last micro-batch.
     bool holds_back_gradients() const {
-        return !keeps_gradients_whole() && !reduces_each_micro_batch && !are_rounds_together;
+        return !keeps_gradients_whole() && !reduces_each_micro_batch && !rounds_are_consecutive;
     }
     // Whether reduced shards are added up: a unit's gradients are made in several rounds, and each is
     // reduced.
@@ -101,7 +102,8 @@ struct Sharding {
         return reduces_each_micro_batch && rounds > 1 && ranks() > 1;
     }
     bool rotates_gradients(int rounds) const {
-        return !keeps_gradients_whole() && (reduces_each_micro_batch || rounds == 1 || are_rounds_together);
+        return !keeps_gradients_whole() &&
+               (reduces_each_micro_batch || rounds == 1 || rounds_are_consecutive);
     }
     // Whether reduced gradients have a buffer of their own. Otherwise they lie in the rank's part of the
     // whole gradients.

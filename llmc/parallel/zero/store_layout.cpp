@@ -43,7 +43,7 @@ void add_piece_buffers(StoreLayout& store, MemoryLayout& layout) {
         store.piece_buffers.push_back(
             layout.add(ArenaKind::moments, fmt::format("a piece of state, {}", buffer), DType::uint8,
                        {static_cast<std::int64_t>(bytes.all)}, buffer_alignment,
-                       store.sharding.offload.is_beside_host ? Tier::host : Tier::device));
+                       store.sharding.offload.has_own_memory ? Tier::host : Tier::device));
 }
 
 }  // namespace
@@ -78,7 +78,7 @@ StoreLayout lay_out_store(MemoryLayout& layout, const StoreDtypes& dtypes, const
         const bool is_offloaded = are_parameters_offloaded(sharding, number, part);
         const bool is_on_disk = is_offloaded && offload.parameters == Tier::disk;
         const std::size_t of_disk = is_on_disk ? ScratchFile::alignment : buffer_alignment,
-                          alignment = offload.is_beside_host ? buffer_alignment : of_disk;
+                          alignment = offload.has_own_memory ? buffer_alignment : of_disk;
         ids.parameters = at(place_of_parameters(sharding, number, part), &UnitBufferIds::parameters, [&] {
             return layout.add(ArenaKind::parameters, unit.name(), dtype, whole, alignment);
         });
@@ -94,7 +94,7 @@ StoreLayout lay_out_store(MemoryLayout& layout, const StoreDtypes& dtypes, const
             store.parameter_places.back() = store.file_bytes;
             store.file_bytes += whole_blocks(static_cast<std::uint64_t>(kept.elements()) * size_of(dtype));
         }
-        if (offload.updates_on_host() || (is_offloaded && offload.is_beside_host)) {
+        if (offload.updates_on_host() || (is_offloaded && offload.has_own_memory)) {
             const int place = place_of_host_parameters(sharding, number, part);
             ids.host_parameters = place == number
                                       ? layout.add(ArenaKind::parameters, unit.name(), dtype,

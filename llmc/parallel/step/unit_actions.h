@@ -45,7 +45,7 @@ class UnitActions {
     void update(std::span<const int> units, bool releases);
     // Gathers every unit's parameters on ranks that keep them whole and have set a shard.
     void gather_all_updated();
-    // What a unit's parameters are copied from or to beside the device: those of a rank's shard at stage 3.
+    // A unit's parameters in a tier, from or to which they are copied: at stage 3 those of the rank's shard.
     static BufferUse parameters_in(Tier tier, const Sharding& sharding, int unit, const StagePart& part);
 
   private:

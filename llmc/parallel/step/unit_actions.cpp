@@ -1,5 +1,5 @@
 // Makes the actions on units that surround the parts of the model, as ZeRO's stage requires.
-#include "llmc/parallel/zero/unit_actions.h"
+#include "llmc/parallel/step/unit_actions.h"
 
 #include <algorithm>
 #include <utility>
@@ -90,7 +90,7 @@ void UnitActions::end(int unit, Round round) {
 
 // Goes on with the sum of earlier rounds that the host has.
 void UnitActions::bring_gradients(int unit, const BufferUse& to) {
-    if (!leave_device(unit) || sharding_.are_rounds_together) return;
+    if (!leave_device(unit) || sharding_.rounds_are_consecutive) return;
     add({.kind = ActionKind::upload_gradients,
          .stream = StreamKind::to_device,
          .unit = unit,
@@ -100,7 +100,7 @@ void UnitActions::bring_gradients(int unit, const BufferUse& to) {
 
 // Gives the host the sum of the rounds so far, if another unit needs the buffer, or what it updates with.
 void UnitActions::give_gradients(int unit, bool are_complete) {
-    if (!are_complete && (!leave_device(unit) || sharding_.are_rounds_together)) return;
+    if (!are_complete && (!leave_device(unit) || sharding_.rounds_are_consecutive)) return;
     if (!leave_device(unit) && !offload().updates_on_host()) return;
     if (leave_device(unit) && are_complete) square(unit);
     add({.kind = ActionKind::download_gradients,
@@ -206,7 +206,7 @@ void UnitActions::update(std::span<const int> units, bool releases) {
     }
 }
 
-// Offloaded parameters are brought as others are needed: without master weights, or if no update waits.
+// Offloaded parameters are brought as others are needed: without master weights, or if no update is pending.
 Action UnitActions::update_of(int unit, const BufferUse& state) const {
     const bool is_on_host = offload().updates_on_host();
     const BufferUse updated = is_on_host ? parameters_in(Tier::host, unit) : own_parameters(unit);
@@ -239,15 +239,15 @@ void UnitActions::finish_updated(int unit, bool releases, bool is_on_host) {
         move_parameters(ActionKind::upload_parameters, unit, Tier::host, Tier::device);
     gather_updated(unit);
     if (!are_offloaded(unit)) return;
-    if (offload().is_beside_host && !stays_on_host)
+    if (offload().has_own_memory && !stays_on_host)
         move_parameters(ActionKind::download_parameters, unit, Tier::device, Tier::host);
     if (offload().parameters == Tier::disk)
         move_parameters(ActionKind::write_parameters, unit,
-                        offload().is_beside_host ? Tier::host : Tier::device, Tier::disk);
+                        offload().has_own_memory ? Tier::host : Tier::device, Tier::disk);
     if (releases && sharding_.keeps_parameters_whole() && !stays_on_host) release(unit);
 }
 
-// What this rank updates with, on the device.
+// The gradients with which this rank updates, on the device.
 BufferUse UnitActions::kept_gradients(int unit) const {
     return sharding_.keeps_optimizer_whole() ? whole_gradients(unit) : reduced(unit);
 }
@@ -265,7 +265,7 @@ void UnitActions::update_from_disk(std::span<const int> units, bool releases) {
     }
     const auto buffer = [&](int at) {
         return BufferUse{state_piece, at % state_buffers, -1,
-                         offload().is_beside_host ? Tier::host : Tier::device};
+                         offload().has_own_memory ? Tier::host : Tier::device};
     };
     const auto on_disk = [&](int at) {
         return BufferUse{optimizer, at, pieces[static_cast<std::size_t>(at)].unit, Tier::disk};
