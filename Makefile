@@ -214,8 +214,8 @@ deps-of-tests:
 programs-trainer: $(PROGRAM)
 programs-tests: $(TEST_PROGRAMS)
 programs-simulated: $(RUNTIME_TESTS) $(SIMULATED_PROGRAMS)
-programs-kernels: $(filter-out %-thread,$(KERNEL_TESTS))
-programs-more: $(filter %-thread,$(KERNEL_TESTS)) $(SIMULATED_PROBES) $(TESTED_OF_BUNDLE) $(KERNEL_REPORT)
+programs-kernels: $(filter-out %-thread,$(KERNEL_TESTS)) $(KERNEL_REPORT)
+programs-more: $(filter %-thread,$(KERNEL_TESTS)) $(LAB_TESTS) $(LAB_REPORT) $(SIMULATED_PROBES) $(TESTED_OF_BUNDLE)
 programs-long: $(LONG_PROGRAMS)
 	@:
 
@@ -254,8 +254,8 @@ bench: deps  ## times every kernel of the lab (dev/) on this machine's GPU, into
 	@$(PYTHON) dev/lab/report.py $(BUILD)/gpu/timings.jsonl dev/results
 
 bench-check: deps  ## runs every kernel of the lab (dev/) on the CPU, to see that it computes what it should
-	@$(MAKE) $(in_parallel) $(LAB_CHECK) $(KERNEL_REPORT)
-	@KERNEL_REPORT=$(KERNEL_REPORT) $(LAB_CHECK) --gtest_filter='Lab*'
+	@$(MAKE) $(in_parallel) $(LAB_CHECK) $(LAB_REPORT)
+	@KERNEL_REPORT=$(LAB_REPORT) $(LAB_CHECK)
 
 # Versions are pinned: another clang-format formats differently, and another clang-tidy finds more, or less.
 CLANG_FORMAT := clang-format-14

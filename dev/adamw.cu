@@ -18,11 +18,9 @@
 //      round the parameters at random.
 #include "llmc/device/cuda/adamw.cuh"
 
-#include <tuple>
 #include <vector>
 
 #include "dev/lab/lab.h"
-#include "llmc/device/cuda/adamw_8bit.cuh"
 
 namespace lab::adamw_variants {
 
@@ -266,19 +264,3 @@ const Registration registration({
 });
 
 }  // namespace lab::adamw_variants
-
-// The kernels that the variants do not launch, for the compiler's report: with moments in bf16 or in 8 bits, without a
-// master copy, and the one that llmc launches before adamw.
-namespace lab {
-using llmc::cuda::adamw;
-[[maybe_unused]] constexpr std::tuple reported{
-    &adamw<float, float, bf16, float>, &adamw<fp16, float, bf16, float>, &adamw<bf16, float, bf16, float>,
-    &adamw<bf16, float, bf16, bf16>,   &adamw<bf16, bf16, float, float>, &adamw<bf16, bf16, float, bf16>,
-    &adamw<bf16, bf16, bf16, float>,   &adamw<bf16, bf16, bf16, bf16>};
-using llmc::cuda::adamw_8bit;
-[[maybe_unused]] constexpr std::tuple reported_in_8_bits{
-    &adamw_8bit<float, float, float>, &adamw_8bit<fp16, float, float>, &adamw_8bit<bf16, float, float>,
-    &adamw_8bit<bf16, float, bf16>,   &adamw_8bit<bf16, bf16, float>,  &adamw_8bit<bf16, bf16, bf16>};
-}  // namespace lab
-template __global__ void llmc::cuda::store_kernel<llmc::AdamWCoefficients>(llmc::AdamWCoefficients*,
-                                                                           llmc::AdamWCoefficients);

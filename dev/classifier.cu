@@ -246,7 +246,7 @@ class Classifier : public Problem {
             // `length` additions. A sum is scaled at most once per 4 additions (online softmax: an
             // exponential of 2 ulp, 4u, and a product, u). A term has the 2 ulp of exp (4u) and the rounding
             // of its argument: u times the argument, twice, since the constant log2(e) is rounded too. A
-            // capped logit has an error of 18 u cap (dev/soft_cap.cu), and so has the greatest one.
+            // capped logit has an error of 18 u cap (soft_cap.cuh), and so has the greatest one.
             const double length = vocabulary_ / 32.0 + 18, range = greatest - least, cap_error = 18 * u * cap;
             const double term_error = (4 + 2 * range) * u + 2 * cap_error;
             const double sum_error = (length + 5 * (length / 4) + 2) * u + term_error;

@@ -1,4 +1,4 @@
-# The kernels and their lab, for the Makefile. Each dev/X.cu and each kernel test is compiled
+# The kernels' tests and the kernel lab, for the Makefile. Each kernel test and each dev/X.cu is compiled
 # - by g++, for the executor of test/simt: plain, and with the checks of two sanitizers,
 # - by nvcc, for GPUs, if CUDA's compiler is installed. Its report of registers and spills is kept.
 
@@ -82,7 +82,10 @@ $(eval $(call remember,$(BUILD)/cuda-flags.txt,CUDA_INCLUDES))
 LAB_SOURCES := $(sort $(wildcard dev/*.cu))
 LAB_PROGRAMS := $(basename $(LAB_SOURCES))
 LAB_COMMON := $(filter-out dev/lab/main.cpp dev/lab/no_gpu.cpp,$(sort $(wildcard dev/lab/*.cpp)))
-KERNEL_TEST_SOURCES := $(sort $(wildcard test/kernels/*.cpp))
+LAB_TEST_SOURCES := $(sort $(wildcard test/lab/*.cpp))
+# The main program is that of the lab's tests too.
+KERNEL_MAIN := test/kernels/kernels_main.cpp
+KERNEL_TEST_SOURCES := $(filter-out $(KERNEL_MAIN),$(sort $(wildcard test/kernels/*.cpp)))
 # Tests of the executor itself, never built for a GPU.
 SIMT_TEST_SOURCES := $(sort $(wildcard test/simt/*_test.cpp))
 SIMT_SOURCES := $(filter-out $(SIMT_TEST_SOURCES),$(sort $(wildcard test/simt/*.cpp)))
@@ -94,9 +97,10 @@ SIMT_SOURCES := $(filter-out $(SIMT_TEST_SOURCES),$(sort $(wildcard test/simt/*.
 # in `make test-long`.
 SIMT_KINDS := $(if $(SANITIZED),,plain address thread)
 KERNEL_TESTS := $(patsubst %,$(BUILD)/test/kernels-%,$(filter-out plain,$(SIMT_KINDS)))
-LONG_PROGRAMS := $(patsubst %,$(BUILD)/test/kernels-%,$(filter plain,$(SIMT_KINDS)))
-# The program that `make bench-check` runs: one that `make test` builds, if there is one.
-LAB_CHECK := $(BUILD)/test/kernels-$(if $(SANITIZED),plain,address)
+LAB_TESTS := $(patsubst %,$(BUILD)/test/lab-%,$(filter-out plain,$(SIMT_KINDS)))
+LONG_PROGRAMS := $(if $(filter plain,$(SIMT_KINDS)),$(BUILD)/test/kernels-plain $(BUILD)/test/lab-plain)
+# The program that `make bench-check` runs: one that `make test-more` builds, if there is one.
+LAB_CHECK := $(BUILD)/test/lab-$(if $(SANITIZED),plain,address)
 # Fills unset local variables with a pattern, which reads as a large number or NaN; without it they would
 # often be 0.
 UNSET := -ftrivial-auto-var-init=pattern
@@ -115,11 +119,13 @@ LAB_ON_GPU := dev/lab/gpu.cu dev/lab/rivals.cu dev/lab/matmul_rival.cu dev/lab/r
 # The trainer's products by cuBLASLt, one of the rivals, and the kernel that compares their results.
 LT_PRODUCTS := llmc/device/cuda/lt_products.cpp $(CUBLASLT_SOURCE) llmc/device/cuda/cuda_streams.cpp
 CHECKSUM := llmc/device/cuda/checksum.cu
-ON_GPU := $(LAB_SOURCES) $(LAB_COMMON) $(LAB_ON_GPU) $(CHECKSUM) $(KERNEL_TEST_SOURCES)
+ON_GPU := $(LAB_SOURCES) $(LAB_COMMON) $(LAB_ON_GPU) $(CHECKSUM) $(KERNEL_MAIN) $(KERNEL_TEST_SOURCES) $(LAB_TEST_SOURCES)
 
-# All that runs on the executor, besides the executor itself.
-ON_EXECUTOR := $(LAB_SOURCES) $(LAB_COMMON) dev/lab/no_gpu.cpp $(CHECKSUM) $(KERNEL_TEST_SOURCES) $(SIMT_TEST_SOURCES)
-KERNEL_LIST := $(SIMT_SOURCES) $(ON_EXECUTOR)
+# The two programs for the executor, and what both have.
+IN_BOTH := $(SIMT_SOURCES) $(LAB_COMMON) dev/lab/no_gpu.cpp $(KERNEL_MAIN)
+OF_KERNEL_TESTS := $(CHECKSUM) $(KERNEL_TEST_SOURCES) $(SIMT_TEST_SOURCES)
+OF_LAB_TESTS := $(LAB_SOURCES) $(LAB_TEST_SOURCES)
+KERNEL_LIST := $(IN_BOTH) $(OF_KERNEL_TESTS) $(OF_LAB_TESTS)
 
 # CUDA's headers break strict aliasing.
 SIMT_COMPILE = $(CXX) -std=c++20 $(MACHINE) -fno-strict-aliasing -fno-math-errno $(WARNINGS) -Wno-unknown-pragmas \
@@ -134,12 +140,15 @@ define simt_kind
 # common files have no kernels, so they are unchecked too.
 $(call simt_objects,$(1),$(SIMT_SOURCES)): CHECKS := -O2 $(DEFINE_$(1))
 $(call simt_objects,$(1),$(LAB_COMMON) dev/lab/no_gpu.cpp dev/lab/main.cpp): CHECKS := -Og $(DEFINE_$(1))
-$(call simt_objects,$(1),$(LAB_SOURCES) $(CHECKSUM) $(KERNEL_TEST_SOURCES) $(SIMT_TEST_SOURCES)): CHECKS := $(CHECKS_$(1)) $(DEFINE_$(1))
+$(call simt_objects,$(1),$(KERNEL_MAIN) $(OF_KERNEL_TESTS) $(OF_LAB_TESTS)): CHECKS := $(CHECKS_$(1)) $(DEFINE_$(1))
 $(BUILD)/simt/$(1)/%.o: %.cpp $(BUILD)/simt-flags.txt | $(BUILD)/libraries.ok
 	$$(compile_simt)
 $(BUILD)/simt/$(1)/%.o: %.cu $(BUILD)/simt-flags.txt | $(BUILD)/libraries.ok
 	$$(compile_simt)
-$(BUILD)/test/kernels-$(1): $(call simt_objects,$(1),$(KERNEL_LIST)) $(LIBRARY) $(NO_GPU_OBJECTS) $(BUILD)/library.txt $(BUILD)/link.txt $(BUILD)/kernels.txt
+$(BUILD)/test/kernels-$(1): $(call simt_objects,$(1),$(OF_KERNEL_TESTS))
+$(BUILD)/test/lab-$(1): $(call simt_objects,$(1),$(OF_LAB_TESTS))
+$(BUILD)/test/kernels-$(1) $(BUILD)/test/lab-$(1): $(call simt_objects,$(1),$(IN_BOTH)) $(LIBRARY) $(NO_GPU_OBJECTS) $(BUILD)/library.txt \
+    $(BUILD)/link.txt $(BUILD)/kernels.txt
 	$$(link_simt) $(CHECKS_$(1)) $$(filter %.o,$$^) $$(LIBRARIES) -lboost_context -lgtest -o $$@
 -include $(patsubst %.o,%.d,$(call simt_objects,$(1),$(KERNEL_LIST) dev/lab/main.cpp))
 endef
@@ -162,7 +171,7 @@ include test/simt/runtime.mk
 
 ifdef PRECOMPILES
 $(foreach kind,$(SIMT_KINDS),$(eval $(call precompile,$(kind),test/precompiled.h,$(SIMT_COMPILE) $(CHECKS_$(kind)) $(DEFINE_$(kind)),\
-    $(BUILD)/simt-flags.txt,$(call simt_objects,$(kind),$(LAB_SOURCES) $(KERNEL_TEST_SOURCES) $(SIMT_TEST_SOURCES) \
+    $(BUILD)/simt-flags.txt,$(call simt_objects,$(kind),$(KERNEL_MAIN) $(filter-out $(CHECKSUM),$(OF_KERNEL_TESTS)) $(OF_LAB_TESTS) \
     $(if $(filter $(kind),$(RUNTIME_KINDS)),$(RUNTIME_TEST_SOURCES) $(RUNTIME_RIVALS) $(SIMULATED_CUDA))))))
 endif
 
@@ -215,10 +224,12 @@ endef
 LAB_FIGURES := $(LAB_SOURCES:%.cu=$(BUILD)/nvcc/%.fatbin)
 -include $(addsuffix .d,$(call nvcc_objects,$(LAB_SOURCES) $(ON_GPU) $(GPU_SOURCES) dev/lab/main.cpp) $(LAB_FIGURES))
 
-# The compiler's report on every kernel of the lab, and on those that the trainer links.
-KERNEL_REPORT := $(if $(NVCC),$(BUILD)/nvcc/report.txt)
-$(BUILD)/nvcc/report.txt: $(LAB_FIGURES) $(if $(WITH_CUDA),$(call nvcc_objects,$(GPU_SOURCES))) dev/lab/kernel_report.py \
-    $(BUILD)/kernels.txt $(BUILD)/gpu.txt
+# The compiler's reports: on the kernels that the trainer links, and on those of the lab.
+KERNEL_REPORT := $(if $(WITH_CUDA),$(BUILD)/nvcc/report.txt)
+LAB_REPORT := $(if $(NVCC),$(BUILD)/nvcc/lab-report.txt)
+$(BUILD)/nvcc/report.txt: $(call nvcc_objects,$(GPU_SOURCES)) $(BUILD)/gpu.txt
+$(BUILD)/nvcc/lab-report.txt: $(LAB_FIGURES) $(BUILD)/kernels.txt
+$(BUILD)/nvcc/report.txt $(BUILD)/nvcc/lab-report.txt: dev/lab/kernel_report.py
 	$(QUIET)$(PYTHON) dev/lab/kernel_report.py $(patsubst %,%.log,$(filter %.o %.fatbin,$^)) >$@
 
 # ---- The programs ----------------------------------------------------------------------------------------
@@ -233,7 +244,7 @@ $(LAB_PROGRAMS): dev/%: $(call nvcc_objects,dev/%.cu $(LAB_COMMON) $(LAB_ON_GPU)
 	$(link_nvcc)
 else
 $(LAB_PROGRAMS): dev/%: $(call simt_objects,plain,dev/%.cu $(SIMT_SOURCES) $(LAB_COMMON) dev/lab/no_gpu.cpp \
-    dev/lab/main.cpp) $(KERNEL_REPORT)
+    dev/lab/main.cpp) $(LAB_REPORT)
 	$(link_simt) $(filter %.o,$^) $(LIBRARIES) -lboost_context -o $@
 endif
 

@@ -12,7 +12,6 @@
 #include "llmc/device/cuda/layernorm_forward.cuh"
 
 #include "dev/lab/lab.h"
-#include "dev/layernorm_reference.h"
 
 namespace lab::layernorm_forward_variants {
 
@@ -166,7 +165,34 @@ class LayerNormForward : public Problem {
     }
 
     void compare(Comparison& comparison) override {
-        compare_layernorm(comparison, out_, mean_, rstd_, in_, gamma_, beta_);
+        constexpr double u = unit_roundoff<float>;
+        const auto n = static_cast<double>(channels_);
+        for (std::int64_t row = 0; row < mean_.size(); ++row) {
+            const X* x = in_.data() + row * channels_;
+            double sum = 0, magnitude = 0, squares = 0;
+            for (std::int64_t c = 0; c < channels_; ++c) {
+                sum += to_float(x[c]);
+                magnitude += std::fabs(to_float(x[c]));
+            }
+            const double mean = sum / n;
+            for (std::int64_t c = 0; c < channels_; ++c) squares += std::pow(to_float(x[c]) - mean, 2);
+            const double rstd = 1 / std::sqrt(squares / n + layernorm_epsilon);
+            // The sum has n roundings, and the division one. An error e of the mean changes the sum of squares
+            // only by n e^2. The sum's own n + 2 roundings are halved by the root, and rsqrtf has 2 ulp.
+            const double mean_error = (n + 1) * u * magnitude / n;
+            const double rstd_error = rstd * ((n + 2) / 2 * u + 4 * u + std::pow(mean_error * rstd, 2));
+            comparison.see("mean", row, mean_[row], mean, mean_error);
+            comparison.see("rstd", row, rstd_[row], rstd, rstd_error);
+            for (std::int64_t c = 0; c < channels_; ++c) {
+                const double g = to_float(gamma_[c]), b = to_float(beta_[c]);
+                const double normalized = (to_float(x[c]) - mean) * rstd;
+                const double error =
+                    std::fabs(g) * (mean_error * rstd + std::fabs(normalized) * (rstd_error / rstd + 3 * u)) +
+                    u * std::fabs(normalized * g + b);
+                comparison.see("out", row * channels_ + c, to_float(out_[row * channels_ + c]),
+                               normalized * g + b, rounded<X>(normalized * g + b, error));
+            }
+        }
     }
 
     double bytes() const override { return 2.0 * static_cast<double>(in_.bytes()); }

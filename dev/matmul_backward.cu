@@ -1,12 +1,11 @@
 // The gradients of a matrix product without tensor cores: din = dout weight and dweight += dout^T in,
-// together 4 N OC IC operations. On GPUs llmc uses cuBLASLt for them; on the executor these kernels replace
-// it. They show the first and largest step of every product (dev/matmul_forward.cu continues to tensor
-// cores):
+// together 4 N OC IC operations. The trainer uses cuBLASLt for them. They show the first and largest step of
+// every product (dev/matmul_forward.cu continues to tensor cores):
 //   1  A thread computes one element and reads 2 numbers for each multiplication: loads are the limit.
 //   2  A block computes 64x64 elements from tiles in shared memory, a thread 4x4 of them: 8 numbers for 16
 //      multiplications. A number that a block reads from memory serves 64 elements
-//      (llmc/device/cuda/matmul_backward.cuh). 4x4 of 64x64 need 256 threads: one block size.
-#include "llmc/device/cuda/matmul_backward.cuh"
+//      (dev/matmul_backward.cuh). 4x4 of 64x64 need 256 threads: one block size.
+#include "dev/matmul_backward.cuh"
 
 #include "dev/lab/lab.h"
 #include "dev/lab/matmul_shape.h"
@@ -50,14 +49,13 @@ class MatmulBackwardProblem : public Problem {
     }
 
     void run(int variant, int block_size, const LaunchContext& on) override {
-        const MatmulBackward<X, true> of_weight{dweight_.data(), dout_.data(), in_.data(), nullptr,
+        const MatmulBackward<X, true> of_weight{dweight_.data(), dout_.data(), in_.data(),
                                                 out_channels_,   in_channels_, rows_};
-        const MatmulBackward<X, false> of_in{din_.data(), dout_.data(), weight_.data(), nullptr,
+        const MatmulBackward<X, false> of_in{din_.data(), dout_.data(), weight_.data(),
                                              rows_,       in_channels_, out_channels_};
         if (variant == 2) {
-            llmc::cuda::matmul_backward<X>(on, din_.data(), dweight_.data(), nullptr, dout_.data(),
-                                           in_.data(), weight_.data(), nullptr, rows_, out_channels_,
-                                           in_channels_, nullptr);
+            llmc::cuda::matmul_backward<X>(on, din_.data(), dweight_.data(), dout_.data(), in_.data(),
+                                           weight_.data(), rows_, out_channels_, in_channels_);
             return;
         }
         const auto blocks = [&](std::int64_t n) {
@@ -118,7 +116,7 @@ const Registration registration({
     .sizes = MatmulShape::sizes(),
     .variants = {{1, "one element a thread", {64, 256}},
                  {2, "64 x 64 tiles in shared memory, 4 x 4 sums a thread", {256}}},
-    .checked = {{3, 16, 8}, {65, 24, 72}, {17, 72, 136}},
+    .checked = {{3, 16, 8}, {1, 40, 8}, {65, 24, 72}, {70, 104, 72}, {17, 72, 136}},
     .timed = {{4096, 768, 3072}},
     .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
     .takes = {},

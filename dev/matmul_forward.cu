@@ -10,7 +10,7 @@
 //   2  32x32 tiles in shared memory: an element that was fetched serves 32 threads. Shared memory is now the
 //      limit: there are still two loads for each multiplication.
 //   3  128x128 tiles, and 8x8 elements per thread: 16 loads from shared memory (four of 16 bytes) for 64
-//      multiplications; the next tile is fetched meanwhile. The best for fp32 (llmc/device/cuda/matmul.cuh):
+//      multiplications; the next tile is fetched meanwhile. The best for fp32 (dev/matmul.cuh):
 //      the FMA units are the limit, 19.5 TFLOP/s on an A100 and 67 on an H100.
 //   4  bf16 on tensor cores: a warp multiplies 16x16 by 16x8 in one instruction, and loads fragments for it
 //      with ldmatrix. An A100 has 312 TFLOP/s by its datasheet. The rows of a tile are 64 bytes apart, so
@@ -21,12 +21,12 @@
 //   6  Nothing waits: cp.async fetches three tiles ahead, bypassing the registers. Fragments are loaded a
 //      step ahead. Tiles that run together share operands in L2. Results are stored in rows of 128 bytes. A
 //      warp has 64x64 elements: 4 KB of fragments for 64 Ki multiplications, half of what shared memory
-//      delivers in the time that an A100's tensor cores take for them. (llmc/device/cuda/matmul.cuh)
+//      delivers in the time that an A100's tensor cores take for them. (dev/matmul.cuh)
 // Blocks of 256 threads (4 to 6) compute 256x128 elements. They fetch three tiles where two blocks of 128
 // threads fetch four, but eight warps wait for one another. Variant 3 has one block size, since two of its
 // threads fetch a row of its tile. Hopper's tensor cores need wgmma for their full rate. By published
 // measurements mma.sync reaches about 60% of it.
-#include "llmc/device/cuda/matmul.cuh"
+#include "dev/matmul.cuh"
 
 #include "dev/lab/lab.h"
 #include "dev/lab/matmul_shape.h"
@@ -220,7 +220,7 @@ class MatmulForwardProblem : public Problem {
                 case 6:
                     return llmc::cuda::matmul_forward<X>(on, out_.data(), in_.data(), weight_.data(),
                                                          bias_.data(), rows_, out_channels_, in_channels_,
-                                                         nullptr, block_size);
+                                                         block_size);
                 default:
                     break;
             }

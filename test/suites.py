@@ -49,6 +49,8 @@ NEEDS = {
     "kernels-address": Needs("test", "kernels", 1),
     "kernels-thread": Needs("more", "more", 1),
     "kernels-plain": Needs("long", "long", 1),
+    "lab-plain": Needs("long", "long", 1),
+    "lab-*": Needs("more", "more", 1),
     "cuda-runtime-address": Needs("long", "long", 1),
     "cuda-runtime-plain": Needs("test", "simulated", 1),
     "cuda_libraries": Needs("more", "more", 1),
@@ -84,8 +86,8 @@ NEEDS = {
 # CPU seconds of a suite: about a quarter more than it took on two cores of a server in 2026, beside the build. (Ranks that
 # wait for others on a busy machine take more.)
 BUDGETS = {
-    "kernels-thread": 170, "simulated_gpu": 120, "gpu_check": 110, "simulated_meshes": 125,
-    "mpi-8": 82, "zero": 100, "mpi-4": 90, "kernels-address": 120, "tcp-8": 60, "pipeline": 58, "pages": 62, "unit": 95,
+    "kernels-thread": 70, "lab-address": 45, "lab-thread": 50, "simulated_gpu": 120, "gpu_check": 110, "simulated_meshes": 125,
+    "mpi-8": 82, "zero": 100, "mpi-4": 90, "kernels-address": 110, "tcp-8": 60, "pipeline": 58, "pages": 62, "unit": 95,
     "simulated_algorithms": 49, "signals": 42, "cuda-runtime-plain": 36, "tcp-4": 35, "training_against_pytorch": 75,
     "model_switches": 27, "mesh": 32, "memory_peak": 25, "mpi-3": 23, "simulated_gpu_errors": 22, "commands": 45,
     "mpi-2": 22, "plot": 20, "pages_of_lab": 20, "wrong_input": 18, "resume": 16, "tcp-3": 15, "defaults": 18, "folders": 15,
@@ -125,11 +127,11 @@ CHECKED_BY = {
     "llmc/train/run_locks.*": "two_starts run_folders",
     "llmc/train/*": "program resume situations defaults keep_best run_folders options_page wrong_input same_data",
     "train_gpt.cu": "program resume",
-    "dev/*.cu": "kernels-address kernels-thread",
-    "dev/lab/*": "kernels-address",
+    "dev/*.cu*": "lab-address lab-thread",
+    "dev/lab/*": "lab-address",
     "dev/gpu/*": "gpu_results",
     "dev/cpu/*": "bench",
-    "dev/*.h": "kernels-address",
+    "dev/*.h": "kernels-address lab-address",
     "dev/docs/options_page.py": "options_page",
     "dev/docs/*": "pictures",
     "dev/data/*": "tokenizer",
@@ -144,6 +146,7 @@ CHECKED_BY = {
     "test/unit/*": "unit",
     "test/mpi/*": "mpi-2",
     "test/kernels/*": "kernels-address kernels-thread",
+    "test/lab/*": "lab-address lab-thread",
     "test/simt/*": "cuda-runtime-plain kernels-address",
     "test/probe/*": "unit ops communicator",
     "test/reference/*": "unit",
@@ -225,9 +228,10 @@ def process_suites(build, report):
 
 
 def simulated_suites(build, report, has_simt, has_runtime):
-    for kind in ("address", "thread", "plain") if has_simt else ():
-        yield from googletest_suites(f"kernels-{kind}", [f"{build}/test/kernels-{kind}"], KERNEL_TIMEOUT, report,
-                                     environment={"KERNEL_REPORT": f"{build}/nvcc/report.txt"})
+    for program, of_compiler in (("kernels", "report"), ("lab", "lab-report")) if has_simt else ():
+        for kind in ("address", "thread", "plain"):
+            yield from googletest_suites(f"{program}-{kind}", [f"{build}/test/{program}-{kind}"], KERNEL_TIMEOUT, report,
+                                         environment={"KERNEL_REPORT": f"{build}/nvcc/{of_compiler}.txt"})
     for kind in ("plain", "address") if has_simt else ():
         yield from googletest_suites(f"cuda-runtime-{kind}", [f"{build}/test/cuda-runtime-{kind}"], KERNEL_TIMEOUT, report,
                                      skipped="" if has_runtime else f"cuda-runtime-{kind} is not built: cublasLt.h or nccl.h is missing")

@@ -43,8 +43,8 @@ struct Attention {
         k.copy_from(other.k);
         v.copy_from(other.v);
     }
-    void run(const LaunchContext& on) {
-        llmc::cuda::attention_forward(on, out.data(), lse.data(), heads(), sizes);
+    void run(const LaunchContext& on, int block_threads = 128) {
+        llmc::cuda::attention_forward(on, out.data(), lse.data(), heads(), sizes, block_threads);
         synchronize();
     }
     llmc::cuda::QueryKeyValue<const X> heads() const {
@@ -150,7 +150,8 @@ class AttentionForward : public Kernels<X> {};
 TYPED_TEST_SUITE(AttentionForward, Dtypes);
 
 template <class X>
-void check_forward(const std::vector<AttentionSizes>& all, double deviation, Places places = Places::packed) {
+void check_forward(const std::vector<AttentionSizes>& all, double deviation, Places places = Places::packed,
+                   int block_threads = 128) {
     for (const AttentionSizes& sizes : all) {
         Draw draw(seed());
         Attention<X> wanted(sizes, places);
@@ -159,7 +160,7 @@ void check_forward(const std::vector<AttentionSizes>& all, double deviation, Pla
         for (const auto& on : contexts_of_all_tilings()) {
             Attention<X> got(sizes, places);
             got.copy_inputs_from(wanted);
-            got.run(on);
+            got.run(on, block_threads);
             Comparison comparison;
             compare(comparison, got, wanted);
             EXPECT_TRUE(comparison.good()) << "T=" << sizes.sequence << " D=" << sizes.head_size
@@ -171,6 +172,9 @@ void check_forward(const std::vector<AttentionSizes>& all, double deviation, Pla
 
 TYPED_TEST(AttentionForward, OrdinaryScores) {
     check_forward<TypeParam>(shapes(attention_shapes, attention_shapes_for_races), 1);
+}
+TYPED_TEST(AttentionForward, BlocksOfEightWarps) {
+    check_forward<TypeParam>({{1, 140, 2, 24, 1, 40}, {1, 130, 1, 72}}, 1, Places::packed, 256);
 }
 TYPED_TEST(AttentionForward, HeadsInTensorsOfTheirOwn) {
     check_forward<TypeParam>({{2, 70, 4, 24, 2, 40}, {1, 40, 2, 72}}, 1, Places::apart);

@@ -187,7 +187,7 @@ TYPED_TEST(ClassifierOfTerms, ColumnsOfRanks) {
     }
 }
 
-// Each device is within 18 u cap of the true number (dev/soft_cap.cu). The arrays begin anywhere.
+// Each device is within 18 u cap of the true number (soft_cap.cuh). The arrays begin anywhere.
 TYPED_TEST(ClassifierOfTerms, CapAlone) {
     using X = TypeParam;
     for (const auto& on : launch_contexts()) {

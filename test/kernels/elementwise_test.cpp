@@ -191,7 +191,6 @@ void test_fill() {
     }
 }
 TYPED_TEST(Elementwise, Fill) { test_fill<TypeParam>(); }
-TEST(ElementwiseOther, FillDouble) { test_fill<double>(); }
 TEST(ElementwiseOther, FillInt) { test_fill<std::int32_t>(); }
 
 TYPED_TEST(Elementwise, AllFinite) {

@@ -115,7 +115,8 @@ class HeadNorm : public Kernels<X> {
         synchronize();
     }
 
-    // Both devices have at most the roundings of dev/head_norm_forward.cu.
+    // Both devices sum n positive squares of one rounding each, divide, and add eps. The root halves these
+    // n + 2 roundings, and rsqrtf has 2 ulp. Two products make an output.
     static void compare_forward(Operands<X>& o, bool with_weight) {
         Operands<X> expected(o.shape), before(o.shape);
         cpu().run(HeadNormForward{expected.out.heads(), tensor(expected.rstd, {expected.rstd.size()}),
@@ -135,7 +136,9 @@ class HeadNorm : public Kernels<X> {
         EXPECT_TRUE(comparison.good()) << comparison.first_failure();
     }
 
-    // Both devices have at most the roundings of dev/head_norm_backward.cu.
+    // Both devices have a relative error of u for each operation, and n u sum|terms| for a sum of n terms. A
+    // term of the sum of g h has 3 operations, and the mean a division. din has one in g, two in the product
+    // with the mean, their difference and a product. A term of dweight has 2, and its sum also the old value.
     static void compare_backward(Operands<X>& o, bool with_weight, bool with_dweight) {
         Operands<X> expected(o.shape), before(o.shape);
         const std::int64_t rows = o.shape.rows, size = o.shape.size;

@@ -34,8 +34,8 @@ std::vector<LaunchContext> launch_contexts();
 std::vector<LaunchContext> contexts_of_all_tilings();
 void synchronize();
 
-// While it exists, a test may run kernels of its own. They are not in the compiler's report, which is made
-// from dev/*.cu.
+// While it exists, a test may run kernels of its own. They are not in the compiler's report, which has those
+// that the trainer links.
 class UnreportedKernels {
   public:
     UnreportedKernels();

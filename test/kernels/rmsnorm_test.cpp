@@ -21,6 +21,7 @@ const std::vector<Shape> rmsnorm_shapes = {
     {4, 2048},
     // Shared memory limits the rows per block to fewer than the threads could do.
     {5, 12288}};
+const std::vector<Shape> rmsnorm_shapes_for_races = {{34, 8}};
 constexpr float eps = 1e-5f;
 
 // The two devices' rstd: the sum of C squares has (C + 1) u, the division and eps 2 u. The root halves this,
@@ -48,7 +49,7 @@ TYPED_TEST_SUITE(RmsNorm, Dtypes);
 TYPED_TEST(RmsNorm, Forward) {
     using X = TypeParam;
     for (const auto& on : launch_contexts()) {
-        for (const auto& [rows, channels] : shapes(rmsnorm_shapes)) {
+        for (const auto& [rows, channels] : shapes(rmsnorm_shapes, rmsnorm_shapes_for_races)) {
             Draw draw(seed());
             const std::int64_t n = rows * channels;
             Array<X> in(n), weight(channels), ones(channels), out(n), expected(n);
@@ -78,7 +79,7 @@ TYPED_TEST(RmsNorm, Forward) {
 TYPED_TEST(RmsNorm, FusedResidualForward) {
     using X = TypeParam;
     for (const auto& on : launch_contexts()) {
-        for (const auto& [rows, channels] : shapes(rmsnorm_shapes)) {
+        for (const auto& [rows, channels] : shapes(rmsnorm_shapes, rmsnorm_shapes_for_races)) {
             Draw draw(seed());
             const std::int64_t n = rows * channels;
             Array<X> in1(n), in2(n), weight(channels), residual(n), out(n), alone(n);

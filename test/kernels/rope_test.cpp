@@ -12,12 +12,9 @@ struct Shape {
     int first, heads, size, behind;
 };
 // More heads than a thread holds, and fewer; halves that are whole pieces of 16 bytes, and others (24, 40).
-const std::vector<Shape> rope_shapes = {{2, 3, 0, 1, 16, 0},
-                                        {9, 5, 8, 9, 24, 16},
-                                        {1, 7, 16, 4, 40, 8},
-                                        {2, 13, 0, 6, 64, 8},
-                                        {5, 2, 128, 3, 128, 0}};
-const std::vector<Shape> rope_shapes_for_races = {{2, 9, 8, 9, 16, 0}, {2, 9, 8, 9, 24, 0}};
+const std::vector<Shape> rope_shapes = {{2, 3, 0, 1, 16, 0},  {9, 5, 8, 9, 24, 16}, {1, 7, 16, 4, 40, 8},
+                                        {2, 13, 0, 6, 64, 8}, {9, 5, 8, 9, 64, 0},  {5, 2, 128, 3, 128, 0}};
+const std::vector<Shape> rope_shapes_for_races = {{3, 9, 8, 9, 64, 0}, {4, 9, 8, 9, 24, 0}};
 
 template <class X>
 class Rope : public Kernels<X> {};

@@ -1,4 +1,4 @@
-"""The kernels on the executor in many random orders of their threads, with other inputs each time."""
+"""The kernels and the lab on the executor in many random orders of their threads, with other inputs each time."""
 
 import os
 import pathlib
@@ -7,11 +7,12 @@ import subprocess
 
 import pytest
 
-PROGRAM = pathlib.Path(os.environ["BUILD_DIR"], "test/kernels-plain")
+BUILD = pathlib.Path(os.environ["BUILD_DIR"])
 
 
+@pytest.mark.parametrize("program", ["kernels-plain", "lab-plain"])
 @pytest.mark.parametrize("seed", random.sample(range(1, 2**32), 20))
-def test_order(seed):
-    run = subprocess.run([PROGRAM, "--gtest_brief=1", "--gtest_filter=-Faults*:Limits*"], capture_output=True, text=True,
+def test_order(seed, program):
+    run = subprocess.run([BUILD / "test" / program, "--gtest_brief=1", "--gtest_filter=-Faults*:Limits*"], capture_output=True, text=True,
                          env=os.environ | {"KERNEL_SEED": str(seed), "KERNEL_REPORT": "none"}, timeout=1800)
     assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-2000:]

@@ -19,13 +19,16 @@ def chips():
     return sorted({int(number) for number in re.findall(r"sm_(\d+)", listed)} & set(range(80, 122)))
 
 
-@pytest.mark.parametrize("lab", sorted(path.stem for path in (ROOT / "dev").glob("*.cu")))
-def test_compiles(lab, tmp_path):
+SOURCES = sorted(path.relative_to(ROOT) for folder in ("llmc/device/cuda", "dev") for path in (ROOT / folder).glob("*.cu"))
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=str)
+def test_compiles(source, tmp_path):
     all_chips = chips()
     assert {80, 86, 89, 90, 100, 120} <= set(all_chips)
     codes = [f"-gencode=arch=compute_{chip},code=sm_{chip}" for chip in all_chips]
     fmt = ["-DFMT_CONSTEVAL=", "-DFMT_USE_CONSTEXPR=1"]
-    command = [cuda_compiler(), "-std=c++20", "--threads", "0", *fmt, *codes, "-Xptxas", "-v", "-I.", "-Itest", "-c", f"dev/{lab}.cu"]
+    command = [cuda_compiler(), "-std=c++20", "--threads", "0", *fmt, *codes, "-Xptxas", "-v", "-I.", "-Itest", "-c", source]
     built = subprocess.run([*command, "-o", tmp_path / "out.o"], cwd=ROOT, capture_output=True, text=True, timeout=1800)
     assert built.returncode == 0, built.stderr
     assert pathlib.Path(tmp_path, "out.o").stat().st_size > 0

@@ -170,7 +170,7 @@ def test_the_lab_goes_on_where_it_stopped(monkeypatch, tmp_path):
     Timings of another commit are not kept."""
     slow = tmp_path / "kernels"
     slow.write_text(f"""#!/bin/sh
-[ $1 = --time ] || {{ printf 'Gelu.\\n  a\\nLab.add.\\n  b\\nLab.cast.\\n  c\\n'; exit; }}
+[ $1 = --time ] || {{ printf 'Gelu.\\n  a\\nLab.gelu_forward.\\n  b\\nLab.matmul_forward.\\n  c\\n'; exit; }}
 echo $3 >> {tmp_path}/timed
 n=$(wc -l < {tmp_path}/timed)
 echo "{{\\"operation\\": \\"$3\\", \\"run\\": $n}}" > $2
@@ -186,11 +186,11 @@ case $n in 2|4) printf '{{"operation"' >> $2; exec sleep 100 ;; esac
         monkeypatch.setattr(programs.Clock, "end", found.end)
         part_lab.run(found, False)
         assert found.failed == 0
-        status = [by_name(tmp_path)[f"every variant of {operation}"]["status"] for operation in ("add", "cast")]
+        status = [by_name(tmp_path)[f"every variant of {operation}"]["status"] for operation in ("gelu_forward", "matmul_forward")]
         return status, [(line["operation"], line["run"]) for line in results.read(tmp_path / "timings.jsonl")]
 
-    assert run("new") == (["passed", "skipped"], [("add", 1), ("cast", 2)])
-    assert run("new") == (["passed", "passed"], [("add", 1), ("cast", 3)])
+    assert run("new") == (["passed", "skipped"], [("gelu_forward", 1), ("matmul_forward", 2)])
+    assert run("new") == (["passed", "passed"], [("gelu_forward", 1), ("matmul_forward", 3)])
     monkeypatch.setattr(part_lab, "SECONDS", 100)
     assert run("newer") == (["skipped", "skipped"], [])
 

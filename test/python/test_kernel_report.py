@@ -13,7 +13,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ["BUILD_DIR"])
-REPORT = BUILD / "nvcc/report.txt"
+REPORT, LAB_REPORT = BUILD / "nvcc/report.txt", BUILD / "nvcc/lab-report.txt"
 READER = ROOT / "dev/lab/kernel_report.py"
 OF_LLMC = "_ZN4llmc4cuda"  # the beginning of the names of llmc::cuda
 CHIPS = {80, 89, 90}  # if there is no GPU and no other chips were requested
@@ -38,10 +38,11 @@ def parse(text):
 
 @pytest.fixture(scope="module")
 def report():
+    """The trainer's kernels and the lab's."""
     cuda_compiler()
-    if not REPORT.exists():
+    if not (REPORT.exists() and LAB_REPORT.exists()):
         pytest.skip("this build compiled no kernels (one with SANITIZE=1 does not)")
-    kernels = parse(REPORT.read_text())
+    kernels = parse(REPORT.read_text()) | parse(LAB_REPORT.read_text())
     if "GPU_ARCH" not in os.environ and not shutil.which("nvidia-smi"):
         assert chips_of(kernels) >= CHIPS
     return kernels
@@ -190,10 +191,11 @@ def test_no_kernel_of_llmc_is_missing(report):
     for path in (ROOT / "llmc/device/cuda").glob("*.cuh"):
         declared |= set(re.findall(r"__global__[^;{]*?\b(\w+)\(", re.sub(r"__launch_bounds__\([^)]*\)", "", path.read_text())))
     assert declared
+    of_trainer = parse(REPORT.read_text())
     for chip in chips_of(report):
-        reported = " ".join(name for of_chip, name in report if of_chip == chip)
+        reported = " ".join(name for of_chip, name in of_trainer if of_chip == chip)
         missing = {name for name in declared if f"{len(name)}{name}" not in reported}
-        assert not missing, f"no lab in dev/ compiles {missing} for sm_{chip}"
+        assert not missing, f"the trainer links no {missing} for sm_{chip}"
 
 
 def linked_kernels():
@@ -276,5 +278,5 @@ def test_launch_bounds_are_in_it(report):
         most_threads = {name: figures[-1] for (of_chip, name), figures in report.items() if of_chip == chip}
         assert most_threads["_ZN4llmc4cuda12fill_kernel2IfEEvPT_S2_ll"] == 512
         assert most_threads["_ZN4llmc4cuda30layernorm_backward_sum_kernel5ILi32EEEvPfS2_PKfii"] == 1024
-        assert most_threads["_ZN4llmc4cuda27bias_gradient_total_kernel4ILi8EEEvPfPKfii"] == 256
-        assert most_threads["_ZN3lab13fill_variants12fill_kernel1IfEEvPT_S2_l"] == 1024
+        assert most_threads["_ZN4llmc4cuda27bias_gradient_total_kernel4ILi256EEEvPfPKfii"] == 256
+        assert most_threads["_ZN3lab21gelu_forward_variants20gelu_forward_kernel1IfEEvPT_PKS2_l"] == 1024

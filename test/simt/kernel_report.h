@@ -1,4 +1,5 @@
-// The compiler's report on the kernels. `make` writes it (dev/lab/kernel_report.py). The executor refuses
+// The compiler's report on the kernels of the trainer, or on those of the lab. `make` writes them
+// (dev/lab/kernel_report.py). The executor refuses
 // launches by it, and the lab computes occupancy from it.
 #pragma once
 
@@ -24,7 +25,7 @@ KernelReport read_kernel_report(const std::string& path);
 const std::map<std::string, KernelFigures>* figures_on(const KernelReport& report, int architecture);
 
 // The path of the file: the value of the environment variable KERNEL_REPORT, or the place where `make` writes
-// it.
+// the trainer's, for kernels-*, or the lab's, for other programs.
 std::string kernel_report_path();
 
 // The mangled name of a kernel. It is empty if the program does not export it; programs are linked with

@@ -1,5 +1,5 @@
-// The gradient of a bias: the sum of the rows of dout (ops.h: matmul_backward, dbias). The development of
-// these kernels is in dev/bias_gradient.cu.
+// The gradient of a bias: the sum of the rows of dout (ops.h: matmul_backward, dbias). Few columns
+// make few blocks, so the rows are divided into slices. A second kernel adds the sums of the slices in order.
 #pragma once
 
 #include <algorithm>
@@ -13,16 +13,16 @@ namespace llmc::cuda {
 // Sums columns [64 blockIdx.x, +64) (32 in fp32) over the rows of slice blockIdx.y. Threads with the same
 // columns take rows in turn. Their sums are added over the warp, then over the block.
 //   partials fp32 (gridDim.y, columns)
-template <class X, int warps>
-__global__ void __launch_bounds__(warps* warp_threads, bias_gradient_resident(warps))
+template <class X>
+__global__ void __launch_bounds__(bias_gradient_threads, bias_gradient_resident)
     bias_gradient_kernel4(float* partials, const X* dout, std::int64_t rows, int columns) {
-    constexpr int pack = Packed<X>::size;
+    constexpr int pack = Packed<X>::size, warps = bias_gradient_threads / warp_threads;
     SHARED(float, sums, [warps][bias_gradient_columns<X>]);
     const int warp = static_cast<int>(threadIdx.x) / warp_threads;
     const int lane = static_cast<int>(threadIdx.x) % warp_threads;
     const int column_in_block = lane % bias_gradient_lanes * pack;
     const int column = static_cast<int>(blockIdx.x) * bias_gradient_columns<X> + column_in_block;
-    constexpr int rows_at_a_time = warp_threads / bias_gradient_lanes * warps;
+    constexpr int rows_at_a_time = bias_gradient_threads / bias_gradient_lanes;
     const std::int64_t slice = blocks_for<std::int64_t>(rows, gridDim.y);
     const std::int64_t begin = blockIdx.y * slice, end = min(begin + slice, rows);
 
@@ -57,9 +57,10 @@ __global__ void __launch_bounds__(warps* warp_threads, bias_gradient_resident(wa
 
 // dbias += the sum of the slices, 32 columns per block. Each of the warps adds every `warps`-th slice; then
 // the first warp adds the warps' sums.
-template <int warps>
-__global__ void __launch_bounds__(warps* warp_threads)
+template <int threads>
+__global__ void __launch_bounds__(threads)
     bias_gradient_total_kernel4(float* dbias, const float* partials, int slices, int columns) {
+    constexpr int warps = threads / warp_threads;
     SHARED(float, sums, [warps][warp_threads]);
     const int warp = static_cast<int>(threadIdx.x) / warp_threads;
     const int lane = static_cast<int>(threadIdx.x) % warp_threads;
@@ -81,19 +82,18 @@ __global__ void __launch_bounds__(warps* warp_threads)
 }
 
 // dbias fp32 (columns) += the sum of dout X (rows, columns)
-template <class X, int warps = bias_gradient_warps>
+template <class X>
 void bias_gradient(const LaunchContext& on, float* dbias, const X* dout, std::int64_t rows, int columns,
                    void* workspace) {
     check(columns % Packed<X>::size == 0, "bias gradient: a row is a multiple of 16 bytes");
     if (rows == 0) return;
     auto* const partials = static_cast<float*>(workspace);
-    const int slices = bias_gradient_slices<X, warps>(on.chip, rows, columns);
+    const int slices = bias_gradient_slices<X>(on.chip, rows, columns);
     const auto tiles = static_cast<unsigned>(blocks_for(columns, bias_gradient_columns<X>));
-    launch(on, bias_gradient_kernel4<X, warps>, dim3(tiles, static_cast<unsigned>(slices)),
-           warps * warp_threads, 0, partials, dout, rows, columns);
-    constexpr int total_warps = 8;
-    launch(on, bias_gradient_total_kernel4<total_warps>,
-           static_cast<unsigned>(blocks_for(columns, warp_threads)), total_warps * warp_threads, 0, dbias,
+    launch(on, bias_gradient_kernel4<X>, dim3(tiles, static_cast<unsigned>(slices)), bias_gradient_threads, 0,
+           partials, dout, rows, columns);
+    launch(on, bias_gradient_total_kernel4<bias_gradient_threads>,
+           static_cast<unsigned>(blocks_for(columns, warp_threads)), bias_gradient_threads, 0, dbias,
            partials, slices, columns);
 }
 

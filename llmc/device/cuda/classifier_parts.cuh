@@ -1,7 +1,7 @@
 // The classifier of a rank that holds some columns of the logits (ops.h: classifier_statistics,
 // classifier_from_statistics). The arithmetic is that of classifier.cuh, which does whole rows in one kernel.
-// One rank with all columns thus has the same losses and gradients. The development of these kernels is in
-// dev/classifier_statistics.cu and dev/classifier_from_statistics.cu.
+// One rank with all columns thus has the same losses and gradients. dev/classifier.cu shows how that kernel
+// became fast.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // Casts, fills, addition of tensors, and the test for NaN and infinity (ops.h: cast, fill, add, accumulate,
-// all_finite). The development of these kernels is in dev/cast.cu, dev/fill.cu, dev/add.cu, dev/all_finite.cu.
+// all_finite).
 //
 // All are limited by memory: 16-byte accesses, several in flight, in a persistent grid. They take any number
 // of elements at any address. Elements outside whole 16-byte pieces are done one by one: the tail, or all if

@@ -1,6 +1,6 @@
 // Token and position embeddings, forward and backward (ops.h: encoder_forward, encoder_backward). The
-// development of these kernels is in dev/encoder_forward.cu and dev/encoder_backward.cu. The backward pass reads
-// rows in the order of their tokens (token_order.cuh).
+// backward pass reads rows in the order of their tokens (token_order.cuh); its development is in
+// dev/encoder_backward.cu.
 #pragma once
 
 #include <algorithm>

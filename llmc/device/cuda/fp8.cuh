@@ -1,6 +1,5 @@
 // Operands of products in 8 bits (fp8.h): their greatest magnitude, and bytes for cuBLASLt, which reads both factors
-// along the dimension of the sums. So the backward pass needs transposed copies. The development of these kernels is
-// in dev/quantise.cu.
+// along the dimension of the sums. So the backward pass needs transposed copies.
 //
 // Both are limited by memory: the greatest magnitude reads 2 bytes an element; a copy reads 2 and writes 1, two copies
 // of one tensor read 2 and write 2.
@@ -128,8 +127,8 @@ __global__ void __launch_bounds__(fp8_tile_threads)
 }
 
 // out = max(out, max_i |x_i|), where NaN counts as the greatest. Whole warps only.
-inline void amax(const LaunchContext& on, float* out, const bf16* x, std::int64_t elements,
-                 int block_threads = 256) {
+inline void amax(const LaunchContext& on, float* out, const bf16* x, std::int64_t elements) {
+    constexpr int block_threads = 256;
     const std::int64_t packs = detail::whole_packs(elements, Packed<bf16>::size, x);
     launch(on, amax_kernel<bf16>, detail::elementwise_blocks(on, packs, elements, block_threads),
            block_threads, 0, reinterpret_cast<std::uint32_t*>(out), x, packs, elements);
@@ -139,18 +138,16 @@ inline void amax(const LaunchContext& on, float* out, const bf16* x, std::int64_
 // rows) may be null. Rows and columns are multiples of 16, addresses of 16 bytes.
 template <Fp8 format>
 void quantise(const LaunchContext& on, std::uint8_t* plain, std::uint8_t* transposed, float* inverse,
-              const bf16* x, const float* amax, std::int64_t rows, std::int64_t columns,
-              int block_threads = fp8_tile_threads) {
+              const bf16* x, const float* amax, std::int64_t rows, std::int64_t columns) {
     check(rows % 16 == 0 && columns % 16 == 0,
           fmt::format("a tensor ({}, {}) in 8 bits has multiples of 16", rows, columns));
     const auto* const bits = reinterpret_cast<const std::uint32_t*>(amax);
     if (transposed == nullptr) {
         const std::int64_t quads = rows * columns / 4;
         return launch(on, quantise_kernel<format>,
-                      detail::elementwise_blocks(on, quads, rows * columns, block_threads), block_threads, 0,
-                      plain, inverse, x, bits, quads);
+                      detail::elementwise_blocks(on, quads, rows * columns, fp8_tile_threads),
+                      fp8_tile_threads, 0, plain, inverse, x, bits, quads);
     }
-    check(block_threads == fp8_tile_threads, "a block transposes one tile");
     const dim3 tiles(static_cast<unsigned>(blocks_for<std::int64_t>(columns, fp8_tile)),
                      static_cast<unsigned>(blocks_for<std::int64_t>(rows, fp8_tile)));
     launch(on, quantise_transpose_kernel3<format>, tiles, fp8_tile_threads, 0, plain, transposed, inverse, x,

@@ -1,5 +1,4 @@
 // Sums of a gradient's squares over blocks of elements, and sums in fp64 (ops.h: global_norm_squared, sum).
-// The development of these kernels is in dev/global_norm.cu.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// The backward pass of the root-mean-square norm of heads (ops.h: head_norm_backward, head_norm_backward_sums). The
-// development of these kernels is in dev/head_norm_backward.cu; head_norm_parts.cuh says how threads share a head.
+// The backward pass of the root-mean-square norm of heads (ops.h: head_norm_backward, head_norm_backward_sums).
+// head_norm_parts.cuh says how threads share a head.
 #pragma once
 
 #include "llmc/device/cuda/head_norm_parts.cuh"

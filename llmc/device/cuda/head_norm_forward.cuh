@@ -1,5 +1,5 @@
-// The root-mean-square norm of heads (ops.h: head_norm_forward, head_norm_sums). The development of these kernels
-// is in dev/head_norm_forward.cu; head_norm_parts.cuh says how threads share a head.
+// The root-mean-square norm of heads (ops.h: head_norm_forward, head_norm_sums).
+// head_norm_parts.cuh says how threads share a head.
 #pragma once
 
 #include "llmc/device/cuda/head_norm_parts.cuh"

@@ -1,5 +1,4 @@
-// The squared ReLU, forward and backward (ops.h: relu_squared_forward, relu_squared_backward). The
-// development of these kernels is in dev/relu_squared_forward.cu and dev/relu_squared_backward.cu.
+// The squared ReLU, forward and backward (ops.h: relu_squared_forward, relu_squared_backward).
 //
 // Memory is the limit, as for the operations of elementwise.cuh: 16-byte accesses, several in flight, in a
 // persistent grid. They take any number of elements at any address.

@@ -1,5 +1,4 @@
-// RMS norm backward (ops.h: rmsnorm_backward). The development of these kernels is in
-// dev/rmsnorm_backward.cu.
+// RMS norm backward (ops.h: rmsnorm_backward).
 //
 // There are two kernels. The first has a grid of few blocks, each of which goes over many rows. It writes
 // din, and each block's contribution to dweight to the workspace. The second sums these contributions over

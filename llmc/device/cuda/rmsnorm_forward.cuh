@@ -1,5 +1,5 @@
-// RMS norm forward, alone and of a sum (ops.h: rmsnorm_forward, fused_residual_rmsnorm_forward). The
-// development of this kernel is in dev/rmsnorm_forward.cu and dev/fused_residual_rmsnorm_forward.cu.
+// RMS norm forward, alone and of a sum (ops.h: rmsnorm_forward, fused_residual_rmsnorm_forward).
+// dev/layernorm_forward.cu shows how a kernel like this became fast.
 #pragma once
 
 #include "llmc/device/cuda/packed.cuh"

@@ -1,4 +1,5 @@
-// Rotary positions (ops.h: rope). The development of these kernels is in dev/rope.cu.
+// Rotary positions (ops.h: rope). All heads of a position have the same angles: a thread turns the same piece
+// of several heads, with its angles in registers.
 #pragma once
 
 #include "llmc/device/cuda/heads.cuh"

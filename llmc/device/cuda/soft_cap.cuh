@@ -1,5 +1,4 @@
-// The cap of logits, y = cap tanh(x/cap): alone (ops.h: soft_cap), and as a part of the classifier. The
-// development of this kernel is in dev/soft_cap.cu.
+// The cap of logits, y = cap tanh(x/cap): alone (ops.h: soft_cap), and as a part of the classifier.
 #pragma once
 
 #include "llmc/device/cuda/elementwise.cuh"
@@ -12,9 +11,12 @@ struct Capped {
     float value, slope;
 };
 
-// With t = e^(-2|x|/cap), |y| = cap (1 - t)/(1 + t) and dy/dx = 4 t/(1 + t)^2. The error of y is a few ulp of
-// the cap, whatever the size of y: it is the error of a softmax's argument. The slope keeps its relative
-// precision. (tanh.approx would have a relative error of 2^-11.)
+// With t = e^(-2|x|/cap), |y| = cap (1 - t)/(1 + t) and dy/dx = 4 t/(1 + t)^2. The error of y is at most
+// 18 u cap, whatever the size of y: it is the error of a softmax's argument. Let v = |x|/cap. The argument of the
+// exponential has 3 roundings, and the exponential 2 ulp: an error of t (2 v 3 + 4) u <= 6 u of t, which moves
+// tanh v by at most twice as much. The difference, the sum, the reciprocal of 1 ulp and 2 products add 6 u. (tanhf
+// of a rounded quotient has less.) The slope keeps its relative precision. (tanh.approx would have a relative error
+// of 2^-11.)
 class SoftCap {
   public:
     static constexpr bool caps = true;

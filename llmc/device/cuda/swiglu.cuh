@@ -1,5 +1,4 @@
-// SwiGLU forward and backward (ops.h: swiglu_forward, swiglu_backward). The development of these kernels is
-// in dev/swiglu_forward.cu and dev/swiglu_backward.cu.
+// SwiGLU forward and backward (ops.h: swiglu_forward, swiglu_backward).
 //
 // The logistic function s(a) = 1/(1 + e^-a) is an exponential and a reciprocal. It keeps its relative
 // precision if a is far below 0.

@@ -66,26 +66,26 @@ constexpr std::size_t head_norm_backward_workspace_bytes(const Chip& chip, int s
 
 // Eight lanes read 128 bytes of a row, which is a cache line. A warp reads four rows.
 inline constexpr int bias_gradient_lanes = 8;
-inline constexpr int bias_gradient_warps = 8;  // per block, by default
+inline constexpr int bias_gradient_threads = 256;  // per block
 // Blocks that a multiprocessor runs at once: 1536 threads, the most of sm_86.
-constexpr int bias_gradient_resident(int warps) { return 1536 / (warps * warp_threads); }
+inline constexpr int bias_gradient_resident = 1536 / bias_gradient_threads;
 // The columns of a block: 16 bytes a lane.
 template <class X>
 inline constexpr int bias_gradient_columns = bias_gradient_lanes*(16 / static_cast<int>(sizeof(X)));
 
 // The number of slices of rows: enough to fill the chip, if each thread still has some rows to add.
-template <class X, int warps = bias_gradient_warps>
+template <class X>
 constexpr int bias_gradient_slices(const Chip& chip, std::int64_t rows, int columns) {
-    constexpr std::int64_t least_rows = 4 * warps * warp_threads / bias_gradient_lanes;
-    const int blocks = chip.multiprocessors * bias_gradient_resident(warps);
+    constexpr std::int64_t least_rows = 4 * bias_gradient_threads / bias_gradient_lanes;
+    const int blocks = chip.multiprocessors * bias_gradient_resident;
     const std::int64_t fill =
         std::max<std::int64_t>(1, blocks / detail::count_of_tiles(columns, bias_gradient_columns<X>));
     return static_cast<int>(std::min(fill, detail::count_of_tiles(rows, least_rows)));
 }
 
-template <class X, int warps = bias_gradient_warps>
+template <class X>
 constexpr std::size_t bias_gradient_workspace_bytes(const Chip& chip, std::int64_t rows, int columns) {
-    return sizeof(float) * static_cast<std::size_t>(bias_gradient_slices<X, warps>(chip, rows, columns)) *
+    return sizeof(float) * static_cast<std::size_t>(bias_gradient_slices<X>(chip, rows, columns)) *
            static_cast<std::size_t>(columns);
 }
 
@@ -93,10 +93,10 @@ constexpr std::size_t bias_gradient_workspace_bytes(const Chip& chip, std::int64
 // fills the chip and by the number of rows.
 template <class X>
 constexpr std::size_t bias_gradient_workspace_bytes_up_to(const Chip& chip, std::int64_t rows, int columns) {
-    constexpr int warps = bias_gradient_warps, tile = bias_gradient_columns<X>;
+    constexpr int tile = bias_gradient_columns<X>;
     const std::int64_t tiles = detail::count_of_tiles(columns, tile);
     const std::int64_t slices_of_rows = bias_gradient_slices<X>(chip, rows, 1);
-    const std::int64_t filling = std::int64_t{chip.multiprocessors} * bias_gradient_resident(warps);
+    const std::int64_t filling = std::int64_t{chip.multiprocessors} * bias_gradient_resident;
     return sizeof(float) * tile *
            static_cast<std::size_t>(std::min(std::max(tiles, filling), slices_of_rows * tiles));
 }

@@ -1,25 +1,21 @@
-// The gradients of a matrix product (ops.h: matmul_backward). They replace cuBLASLt on the executor of
-// test/simt and in the kernel lab (dev/matmul_backward.cu). Both are products whose second operand is
-// row-major in (depth, columns): din = dout weight, and dweight = dout^T in. The latter reads its first
-// operand transposed.
+// The gradients of a matrix product: the best variant of dev/matmul_backward.cu. Both are products whose second
+// operand is row-major in (depth, columns): din = dout weight, and dweight = dout^T in. The latter reads its first
+// operand transposed. As for matmul.cuh, the trainer's are cuBLASLt's.
 #pragma once
 
-#include "llmc/device/cuda/bias_gradient.cuh"
-#include "llmc/device/cuda/gelu.cuh"
 #include "llmc/device/cuda/packed.cuh"
 
 namespace llmc::cuda {
 
 // out (rows, columns) from a (rows, depth) times b X (depth, columns). If `transposed`, a is stored as
 // (depth, rows). The rows in memory are multiples of 16 bytes.
-//   din X = a b, times GELU'(pre_gelu) if that is given;  dweight fp32 += a b
+//   din X = a b;  dweight fp32 += a b
 template <class X, bool transposed>
 struct MatmulBackward {
     static constexpr bool accumulates = transposed;
     std::conditional_t<accumulates, float, X>* out;
     const X* a;
     const X* b;
-    const X* pre_gelu;
     std::int64_t rows;
     int columns;
     std::int64_t depth;
@@ -30,7 +26,6 @@ struct MatmulBackward {
         if constexpr (accumulates) {
             out[i] += sum;
         } else {
-            if (pre_gelu) sum *= gelu_derivative(to_float(pre_gelu[i]));
             out[i] = from_float<X>(sum);
         }
     }
@@ -127,25 +122,15 @@ void launch_matmul_backward(const LaunchContext& on, const MatmulBackward<X, tra
            detail::backward_threads, 0, product);
 }
 
+// din X (rows, IC), dweight fp32 (OC,IC), dout X (rows, OC), in X (rows, IC), weight X (OC,IC). The channels are
+// multiples of 16 bytes.
 template <class X>
-constexpr std::size_t matmul_backward_workspace_bytes(const Chip& chip, std::int64_t rows, int out_channels) {
-    return bias_gradient_workspace_bytes<X>(chip, rows, out_channels);
-}
-
-// din X (rows, IC), dweight fp32 (OC,IC), dbias fp32 (OC), pre_gelu X (rows, IC): any of these may be null.
-// dout X (rows, OC), in X (rows, IC), weight X (OC,IC). The channels are multiples of 16 bytes.
-template <class X>
-void matmul_backward(const LaunchContext& on, X* din, float* dweight, float* dbias, const X* dout,
-                     const X* in, const X* weight, const X* pre_gelu, std::int64_t rows, int out_channels,
-                     int in_channels, void* workspace) {
+void matmul_backward(const LaunchContext& on, X* din, float* dweight, const X* dout, const X* in,
+                     const X* weight, std::int64_t rows, int out_channels, int in_channels) {
     check(in_channels % Packed<X>::size == 0 && out_channels % Packed<X>::size == 0,
           "matmul backward: channels are a multiple of 16 bytes");
-    if (dweight) {
-        launch_matmul_backward<X, true>(on, {dweight, dout, in, nullptr, out_channels, in_channels, rows});
-    }
-    if (dbias) bias_gradient(on, dbias, dout, rows, out_channels, workspace);
-    if (din)
-        launch_matmul_backward<X, false>(on, {din, dout, weight, pre_gelu, rows, in_channels, out_channels});
+    launch_matmul_backward<X, true>(on, {dweight, dout, in, out_channels, in_channels, rows});
+    launch_matmul_backward<X, false>(on, {din, dout, weight, rows, in_channels, out_channels});
 }
 
 }  // namespace llmc::cuda

@@ -1,11 +1,11 @@
-// The matrix product out = in weight^T + bias (ops.h: matmul_forward). It replaces cuBLASLt on the executor
-// of test/simt and in the kernel lab. The development of these kernels is in dev/matmul_forward.cu.
+// The matrix product out = in weight^T + bias: the best variants of dev/matmul_forward.cu, for fp32 and for bf16. The
+// trainer's products are cuBLASLt's. These kernels are in the namespace of the trainer's kernels, and pass the same
+// checks of spills and memory accesses.
 //
 // In both operands the input channels are contiguous, so both are read in rows. `in` has tiles of rows.
 // `weight` has tiles of output channels, which are the columns of `out`.
 #pragma once
 
-#include "llmc/device/cuda/gelu.cuh"
 #include "llmc/device/cuda/packed.cuh"
 #include "llmc/device/cuda/ptx.cuh"
 
@@ -318,18 +318,11 @@ __global__ void __launch_bounds__(threads, 256 / threads)
     store_sums(product, tile, sums, pipeline + static_cast<int>(threadIdx.x) / warp_threads * 64 * 64);
 }
 
-// out X (rows, OC), in X (rows, IC), weight X (OC,IC), bias X (OC) or null. With pre_gelu X (rows, OC) the
-// product is stored there, and out is GELU of the rounded product. A separate launch for GELU thus gives the
-// bits that ops.h requires. `block_threads`, 128 or 256, has an effect for bf16 only.
+// out X (rows, OC), in X (rows, IC), weight X (OC,IC), bias X (OC) or null. `block_threads`,
+// 128 or 256, has an effect for bf16 only.
 template <class X>
 void matmul_forward(const LaunchContext& on, X* out, const X* in, const X* weight, const X* bias,
-                    std::int64_t rows, int out_channels, int in_channels, X* pre_gelu = nullptr,
-                    int block_threads = 128) {
-    if (pre_gelu) {
-        matmul_forward<X>(on, pre_gelu, in, weight, bias, rows, out_channels, in_channels, nullptr,
-                          block_threads);
-        return gelu_forward(on, out, pre_gelu, rows * out_channels);
-    }
+                    std::int64_t rows, int out_channels, int in_channels, int block_threads = 128) {
     check(in_channels % Packed<X>::size == 0 && out_channels % Packed<X>::size == 0,
           "matmul: channels are a multiple of 16 bytes");
     check(block_threads == 128 || block_threads == 256, "matmul: blocks have 128 or 256 threads");
