@@ -210,7 +210,7 @@ class Operands {
                 if (content != operand.before)
                     programming_error(fmt::format("the operation changed {}, which it only reads", name));
             } else {
-                results[operand.result] = {tensor.shape, decode(content, tensor.dtype)};
+                results[operand.result] = {tensor.shape, decode(content, tensor.dtype), tensor.dtype};
             }
         }
         return results;
@@ -233,6 +233,13 @@ class Operands {
         return &found->second;
     }
 
+    // The input "x=y" of a field x.
+    HostTensors::const_iterator alias_of(std::string_view name) const {
+        const std::string start = std::string(name) + "=";
+        const auto found = inputs_.lower_bound(start);
+        return found != inputs_.end() && found->first.starts_with(start) ? found : inputs_.end();
+    }
+
     // fields() has constant references to the fields of an operation that is not constant.
     template <class T>
     static void set(const T& field, const T& value) {
@@ -249,6 +256,7 @@ class Operands {
 
     template <class T>
     void fill_field(const OperandField<T>& field, const std::vector<std::string>& without) {
+        if (alias_of(field.name) != inputs_.end()) return;
         const HostTensor *given = find(inputs_, field.name), *result = find(results_, field.name);
         const bool writes = field.access != Access::read;
         if (std::ranges::find(without, field.name) != without.end()) {
@@ -273,11 +281,10 @@ class Operands {
 
     template <class T>
     void fill_alias(const OperandField<T>& field, const std::vector<std::string>& without) {
-        const std::string start = std::string(field.name) + "=";
-        const auto given = inputs_.lower_bound(start);
-        if (given == inputs_.end() || !given->first.starts_with(start)) return;
+        const auto given = alias_of(field.name);
+        if (given == inputs_.end()) return;
         used_.insert(given->first);
-        const auto source = operands_.find(given->first.substr(start.size()));
+        const auto source = operands_.find(given->first.substr(field.name.size() + 1));
         if (source == operands_.end()) user_error("there is no operand for {}", given->first);
         if (std::ranges::find(without, field.name) != without.end()) {
             find(inputs_, std::string(field.name) + "_heads");

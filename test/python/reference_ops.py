@@ -2,7 +2,7 @@
 
 The exact results are PyTorch's in fp64, with derivatives by autograd. The bounds are derived (bounded.py) from the formula
 in ops.h and the roundings that ops.h states. The formula's value is also computed, and must equal PyTorch's. The names of
-operands and results are those of test/probe/run_op.h.
+operands and results are those of fields() (llmc/device/op_fields.h).
 """
 
 import math

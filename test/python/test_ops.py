@@ -59,7 +59,7 @@ def check(folder, made, seed, device="cpu", **environment):
 
 
 def test_every_operation_has_cases():
-    contract = (program.ROOT / "llmc/device/ops.h").read_text()
+    contract = "".join(path.read_text() for path in (program.ROOT / "llmc/device").glob("ops_*.h"))
     declared = set(re.findall(r'string_view name = "(\w+)"', contract))
     assert declared == set(op_cases.OPERATIONS)
 
@@ -115,6 +115,18 @@ def test_bf16_parameters_are_the_rounded_master(tmp_path, seed, device):
     results = safetensors_numpy.load(tmp_path / "results.safetensors")
     for name in updates:
         assert np.array_equal(results[f"{name}/parameters"], cases.to_bf16(results[f"{name}/master"])), name
+
+
+@simulated.NEEDED
+def test_sums_rounded_at_random_have_the_cpus_bits(tmp_path, seed):
+    """One fp32 addition before the rounding: no other operation that rounds at random has a result that is so determined."""
+    results = []
+    for device, name in (("cpu", "cpu"), ("cuda", "gpu")):
+        check(tmp_path, make_all("accumulate", seed, name, 90), seed, device, SIMT_CHIP="90")
+        results.append(safetensors_numpy.load(tmp_path / "results.safetensors"))
+    on_cpu, on_gpu = results
+    assert on_cpu.keys() == on_gpu.keys()
+    assert all(np.array_equal(on_cpu[name], on_gpu[name]) for name in on_cpu)
 
 
 @pytest.mark.parametrize("change, message", [

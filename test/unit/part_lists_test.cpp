@@ -309,7 +309,7 @@ TEST(Trace, AnOutputThatNothingUses) {
 TEST(Trace, ACallOfTooManyOperands) {
     const auto forward = [](Calls& c) {
         const Operand x = c.read(0);
-        c.call("copy", run_op<&Ops::copy>, {c.output(0), x, x, x, x, x, x, x, x, x, x});
+        c.call("copy", run_op<InOrder<Copy>>, {c.output(0), x, x, x, x, x, x, x, x, x, x});
     };
     const Operation row{.name = "many",
                         .forward = forward,

@@ -1,8 +1,9 @@
 // The fields of an operation (ops.h), seen one by one: its operands, each with a name, a dtype and how a call uses it,
-// and its numbers. What holds for every operation is written once over them: checks, the bytes that a call moves, the
-// operands of a test.
+// and its numbers. Rules for all operations are written once over fields: checks, the bytes that a call moves, the
+// operands of a test. Here is also the work of a call.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string_view>
@@ -44,7 +45,7 @@ struct OperandField {
     const T& operand;
     Access access;
     FieldDType dtype{};
-    bool is_optional = false;
+    bool is_optional = false, is_of_variant = false;
 };
 
 template <class T>
@@ -66,15 +67,42 @@ template <class T>
 constexpr OperandField<T> changes(std::string_view name, const T& operand, FieldDType dtype = {}) {
     return {name, operand, Access::add, dtype};
 }
+// A call without it has the same other results.
 template <class T>
 constexpr OperandField<T> optional(OperandField<T> field) {
     field.is_optional = true;
+    return field;
+}
+// A call without it is another variant of the operation, with other results.
+template <class T>
+constexpr OperandField<T> of_variant(OperandField<T> field) {
+    field.is_optional = field.is_of_variant = true;
     return field;
 }
 template <class T>
 constexpr NumberField<T> number(std::string_view name, const T& value) {
     return {name, value};
 }
+
+// A matrix product (rows, inner) x (inner, columns).
+struct ProductSizes {
+    double rows = 0, inner = 0, columns = 0;
+    double flops() const { return 2 * rows * inner * columns; }
+};
+enum class Arithmetic : std::uint8_t { other, products, attention };
+
+// The work of a call on any device: its floating-point operations, and the bytes that it must move. A tensor that is
+// changed in place is moved twice, a table only in the rows that are looked up.
+struct OpCost {
+    double flops = 0, bytes = 0;
+    Arithmetic arithmetic = Arithmetic::other;
+    DType dtype = DType::fp32;               // of the arithmetic, at best; uint8: of products in 8 bits
+    std::array<ProductSizes, 2> products{};  // those whose flops these are
+};
+
+struct RowSizes {
+    std::int64_t rows, channels;
+};
 
 inline const Tensor& tensor_of(const Tensor& operand) { return operand; }
 inline const Tensor& tensor_of(const Heads& operand) { return operand.rows; }
