@@ -104,9 +104,9 @@ BENCH := $(BUILD)/dev/bench_step
 TEST_PROGRAMS := $(BUILD)/test/unit $(BUILD)/test/mpi $(MPI_TOOLS) $(PROBES) $(BENCH)
 
 # $(call remember,FILE,VARIABLE): FILE holds the variable's value. A change of the value rebuilds what depends on
-# FILE.
+# FILE. (Without `strip`, make 4.3 takes some equal values for different ones.)
 define remember
-ifneq ($$(file <$(1)),$$($(2)))
+ifneq ($$(strip $$(file <$(1))),$$(strip $$($(2))))
 .PHONY: $(1)
 endif
 $(1): export VALUE = $$($(2))

@@ -37,7 +37,7 @@ std::string kernel_report_path() {
     std::error_code ignored;
     const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", ignored);
     const std::string report =
-        program.filename().string().starts_with("kernels-") ? "nvcc/report.txt" : "nvcc/lab-report.txt";
+        program.filename().string().starts_with("kernels") ? "nvcc/report.txt" : "nvcc/lab-report.txt";
     for (auto folder = program.parent_path(); folder.has_relative_path(); folder = folder.parent_path()) {
         for (const std::string& place : {report, "build/" + report}) {
             if (std::filesystem::exists(folder / place, ignored)) return folder / place;
