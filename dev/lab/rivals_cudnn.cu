@@ -13,7 +13,8 @@ namespace {
 
 class Attention {
   public:
-    Attention(std::unique_ptr<llmc::cuda::CudnnAttention> cudnn, const llmc::HeadSizes& sizes, bool backward)
+    Attention(std::unique_ptr<llmc::cuda::CudnnAttention> cudnn, const llmc::AttentionShape& sizes,
+              bool backward)
         : cudnn_(std::move(cudnn)),
           sizes_(sizes),
           qkv_(rows() * (sizes.heads + 2 * sizes.key_heads) * sizes.head_size),
@@ -64,7 +65,7 @@ class Attention {
     }
 
     std::unique_ptr<llmc::cuda::CudnnAttention> cudnn_;
-    llmc::HeadSizes sizes_;
+    llmc::AttentionShape sizes_;
     Array<bf16> qkv_, out_;
     Array<float> lse_;
     Array<char> workspace_;
@@ -79,7 +80,7 @@ std::vector<Rival> cudnn_rivals(const std::string& operation, const std::vector<
     const bool backward = operation == "attention_backward";
     if (!backward && operation != "attention_forward") return {};
     const std::int64_t window = shape[5] == 0 ? shape[1] : std::min(shape[5], shape[1]);
-    const llmc::HeadSizes sizes{shape[0], shape[1], shape[2], shape[3], shape[4], window};
+    const llmc::AttentionShape sizes{shape[0], shape[1], shape[2], shape[3], shape[4], window};
     std::shared_ptr<Attention> attention;
     try {
         attention = std::make_shared<Attention>(llmc::cuda::make_cudnn_attention(), sizes, backward);

@@ -76,13 +76,14 @@ const Operation attention_row{
                     const std::int64_t made = t[2].shape[1];
                     const Shape heads{t[0].shape[2], t[0].shape[3]};
                     const auto [q, k, v] = heads_of(r, t[2], t[3], heads.last());
-                    return AttentionCachedForward{t[0].view(Shape{made} + heads),
-                                                  t[1],
-                                                  q,
-                                                  k,
-                                                  v,
-                                                  r.rows.position + r.rows.count - made,
-                                                  r.node->sizes[2]};
+                    return AttentionCachedForward{
+                        t[0].view(Shape{t[0].elements() / heads.elements()} + heads),
+                        t[1],
+                        q,
+                        k,
+                        v,
+                        r.rows.position + r.rows.count - made,
+                        r.node->sizes[2]};
                 },
                 {out, c.cache({out.shape[1], 2, K, out.shape[3]}), c.read(0), packed_of(c)});
         },
