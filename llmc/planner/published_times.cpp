@@ -37,13 +37,13 @@ struct Software {
 // Exchanges of tensor-parallel ranks take less than their links allow where software hides them behind products. The
 // cards that nobody has published a step of reach 0.8 to 0.9 of their peak in products; the rest is Ampere's.
 constexpr std::array software = {
-    Software{Generation::ampere, false, 1.360, 1.601, 2.007, 1.821, 1.129},
-    Software{Generation::hopper, false, 1.418, 1.853, 1.345, 0.354, 1.257},
-    Software{Generation::hopper, true, 0.914, 1.874, 1.303, 0.321, 1.316},
-    Software{Generation::blackwell, false, 1.878, 1.066, 1.442, 1.312, 1.391},
-    Software{Generation::blackwell, true, 0.985, 0.995, 1.325, 1.034, 1.418},
-    Software{Generation::unpublished, false, 1.0, 1.599, 1.543, 1.535, 1.152},
-    Software{Generation::unpublished, true, 1.0, 1.599, 1.543, 1.535, 1.152},
+    Software{Generation::ampere, false, 1.349, 1.592, 2.059, 1.820, 1.197},
+    Software{Generation::hopper, false, 1.375, 2.067, 2.373, 0.365, 1.444},
+    Software{Generation::hopper, true, 0.900, 2.176, 2.005, 0.319, 1.492},
+    Software{Generation::blackwell, false, 1.874, 1.235, 1.696, 1.288, 1.453},
+    Software{Generation::blackwell, true, 0.957, 1.208, 1.475, 0.991, 1.469},
+    Software{Generation::unpublished, false, 1.0, 1.592, 2.059, 1.820, 1.197},
+    Software{Generation::unpublished, true, 1.0, 1.592, 2.059, 1.820, 1.197},
 };
 
 // Of the published steps of a generation, those in one format (8 bits or not) and on one kind of mesh (data-parallel
@@ -55,19 +55,19 @@ struct Steps {
     double low, high;
 };
 constexpr std::array published = {
-    Steps{Generation::ampere, false, true, 79, 0.90, 1.19},
-    Steps{Generation::ampere, false, false, 21, 0.85, 1.24},
-    Steps{Generation::ampere, false, {}, 100, 0.89, 1.20},
-    Steps{Generation::ampere, {}, {}, 100, 0.89, 1.20},
-    Steps{Generation::hopper, false, true, 40, 0.79, 1.20},
-    Steps{Generation::hopper, false, false, 16, 0.83, 1.24},
-    Steps{Generation::hopper, false, {}, 56, 0.83, 1.20},
-    Steps{Generation::hopper, true, true, 7, 0.61, 1.33},
-    Steps{Generation::hopper, true, {}, 10, 0.63, 1.32},
-    Steps{Generation::hopper, {}, {}, 66, 0.83, 1.21},
-    Steps{Generation::blackwell, false, false, 8, 0.95, 1.09},
-    Steps{Generation::blackwell, false, {}, 8, 0.95, 1.09},
-    Steps{Generation::blackwell, {}, {}, 10, 0.92, 1.09},
+    Steps{Generation::ampere, false, true, 79, 0.90, 1.13},
+    Steps{Generation::ampere, false, false, 21, 0.86, 1.24},
+    Steps{Generation::ampere, false, {}, 100, 0.90, 1.15},
+    Steps{Generation::ampere, {}, {}, 100, 0.90, 1.15},
+    Steps{Generation::hopper, false, true, 40, 0.89, 1.16},
+    Steps{Generation::hopper, false, false, 16, 0.87, 1.25},
+    Steps{Generation::hopper, false, {}, 56, 0.88, 1.18},
+    Steps{Generation::hopper, true, true, 7, 0.76, 1.12},
+    Steps{Generation::hopper, true, {}, 10, 0.75, 1.11},
+    Steps{Generation::hopper, {}, {}, 66, 0.85, 1.16},
+    Steps{Generation::blackwell, false, false, 8, 0.94, 1.09},
+    Steps{Generation::blackwell, false, {}, 8, 0.94, 1.09},
+    Steps{Generation::blackwell, {}, {}, 10, 0.91, 1.09},
 };
 
 std::string_view name_of(Generation generation) {
