@@ -7,7 +7,6 @@
 #include <initializer_list>
 #include <optional>
 #include <string_view>
-#include <tuple>
 #include <utility>
 
 #include "llmc/core/error.h"
@@ -37,7 +36,7 @@ inline void check_operand(std::string_view operation, const OperandField<Heads>&
 template <class O>
 void check_operands(const O& op) {
     std::optional<DType> x;
-    const auto check_one = [&]<class T>(const OperandField<T>& field) {
+    for_each_operand(op, [&](const auto& field) {
         const Tensor& tensor = tensor_of(field.operand);
         if (!tensor) {
             if (!field.is_optional) programming_error(fmt::format("{}: {} is missing", O::name, field.name));
@@ -53,15 +52,7 @@ void check_operands(const O& op) {
                       field.dtype.is_any  ? tensor.dtype
                       : field.dtype.fixed ? *field.dtype.fixed
                                           : *x);
-    };
-    std::apply(
-        [&](const auto&... field) {
-            const auto visit = [&]<class F>(const F& of) {
-                if constexpr (requires { of.operand; }) check_one(of);
-            };
-            (visit(field), ...);
-        },
-        op.fields());
+    });
 }
 
 inline void check_shape(const Tensor& tensor, const Shape& shape, std::string_view name) {
@@ -118,12 +109,11 @@ inline double moved(const Heads& x) { return elements_of(x) * static_cast<double
 // The bytes of all operands; those that are changed count twice.
 template <class O>
 double moved_by(const O& op) {
-    const auto of = []<class F>(const F& field) {
-        if constexpr (requires { field.operand; })
-            return (field.access == Access::add ? 2 : 1) * moved(field.operand);
-        return 0.0;
-    };
-    return std::apply([&](const auto&... field) { return (of(field) + ...); }, op.fields());
+    double bytes = 0;
+    for_each_operand(op, [&](const auto& field) {
+        bytes += (field.access == Access::add ? 2 : 1) * moved(field.operand);
+    });
+    return bytes;
 }
 
 template <class O>

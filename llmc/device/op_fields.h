@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <optional>
 #include <string_view>
+#include <tuple>
 
 #include "llmc/core/tensor.h"
 #include "llmc/device/heads.h"
@@ -103,6 +104,15 @@ struct OpCost {
 struct RowSizes {
     std::int64_t rows, channels;
 };
+
+// Calls f with the field of each operand of an operation.
+template <class O, class F>
+void for_each_operand(const O& op, const F& f) {
+    const auto visit = [&]<class Field>(const Field& field) {
+        if constexpr (requires { field.operand; }) f(field);
+    };
+    std::apply([&](const auto&... field) { (visit(field), ...); }, op.fields());
+}
 
 inline const Tensor& tensor_of(const Tensor& operand) { return operand; }
 inline const Tensor& tensor_of(const Heads& operand) { return operand.rows; }

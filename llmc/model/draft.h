@@ -11,7 +11,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -418,15 +417,12 @@ class Calls {
             tensors.at(i) = {marked_address(i + 1), operands[i].dtype, operands[i].shape};
         }
         std::array<Uses, most_operands> uses{};
-        const auto note = [&]<class Field>(const Field& field) {
-            if constexpr (requires { field.operand; }) {
-                const std::uintptr_t number = mark_of(tensor_of(field.operand));
-                if (number > 0) uses.at(number - 1).add(field);
-            }
-        };
         const O op = make(Running{.ops = none, .ranks = ranks, .node = node_, .loss_scale = 1, .rows = {}},
                           tensors.data());
-        std::apply([&](const auto&... field) { (note(field), ...); }, op.fields());
+        for_each_operand(op, [&](const auto& field) {
+            const std::uintptr_t mark = mark_of(tensor_of(field.operand));
+            if (mark > 0) uses.at(mark - 1).add(field);
+        });
         for (std::size_t i = 0; i < operands.size(); ++i) {
             if (operands[i].kind == Operand::Kind::none || uses[i].suit(operands[i].access)) continue;
             programming_error(fmt::format("{}: {} {} passes operand {} of {} with another access than {} has",

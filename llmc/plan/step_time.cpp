@@ -449,7 +449,9 @@ StepTime step_time(const ShortPlans& plans, const StepRates& rates) {
         waits.of[i] =
             plans.more == 0 ? waits.of[i] : std::max(0.0, at_length(waits.of[i], waits_of_more.of[i]));
     const double waited = time.seconds - time.compute, all = waits.total();
-    if (waited > 0 && all == 0) time.parts[TimePart::stages] += waited;
+    // The two sums of the same times are not in the same order.
+    const double rounding = 1e-12 * time.seconds;
+    if (waited > rounding && all == 0) time.parts[TimePart::stages] += waited;
     for (std::size_t i = 0; i < time_parts && all > 0; ++i) time.parts.of[i] += waits.of[i] * waited / all;
     return time;
 }

@@ -46,15 +46,12 @@ Op operation_named(std::string_view name) {
 // The results that a call may leave out, and does not.
 std::vector<std::string> optional_results(const Op& op) {
     std::vector<std::string> names;
-    const auto add = [&]<class F>(const F& field) {
-        if constexpr (requires { field.operand; })
-            if (field.is_optional && field.access != Access::read && tensor_of(field.operand) &&
-                !field.is_of_variant)
-                names.emplace_back(field.name);
+    const auto add = [&](const auto& field) {
+        if (field.is_optional && !field.is_of_variant && field.access != Access::read &&
+            tensor_of(field.operand))
+            names.emplace_back(field.name);
     };
-    std::visit(
-        [&](const auto& of) { std::apply([&](const auto&... field) { (add(field), ...); }, of.fields()); },
-        op);
+    std::visit([&](const auto& of) { for_each_operand(of, add); }, op);
     return names;
 }
 
