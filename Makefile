@@ -281,7 +281,10 @@ check-python:  ## part of lint: pyflakes
 # clang-tidy reads CUDA's files only if the headers they need are installed.
 UNREAD := $(if $(CUDNN_FRONTEND),,$(CUDNN_SOURCES)) $(filter-out %/no_cuda.cpp %/no_nccl.cpp \
     $(if $(CUBLASLT_HEADER),llmc/device/cuda/%) $(if $(and $(CUBLASLT_HEADER),$(NCCL_HEADER)),llmc/comm/nccl/%),$(CUDA_HOST_SOURCES))
-clang-tidy: $(patsubst %,$(BUILD)/lint/%,$(basename $(filter-out $(UNREAD),$(SOURCES)))) $(KERNEL_LINT)  ## part of lint: clang-tidy
+# With BASE=COMMIT, only of what has changed since that commit.
+OF_TIDY = $(patsubst %,$(BUILD)/lint/%,$(basename $(filter-out $(UNREAD),$(SOURCES)))) $(KERNEL_LINT)
+CHANGED_SOURCES = $(basename $(shell $(PYTHON) test/check.py --sources --base $(BASE)))
+clang-tidy: $(if $(BASE),$(filter $(foreach folder,lint simt-lint,$(patsubst %,$(BUILD)/$(folder)/%,$(CHANGED_SOURCES))),$(OF_TIDY)),$(OF_TIDY))  ## part of lint: clang-tidy
 	$(if $(strip $(UNREAD)),@echo 'clang-tidy skips files because headers of CUDA or cuDNN are missing: $(strip $(UNREAD))')
 
 format:  ## clang-format on every C++ file

@@ -37,6 +37,17 @@ def commands_of_lint(names, python):
     return [[*command, *files] for command, files in commands if files] + [[python, "test/python/prose.py"]]
 
 
+def sources_with(names):
+    """The sources of C++ among these files, and those that include one of them, directly or not."""
+    files = {str(path): path.read_text() for folder in ("llmc", "dev", "test") for path in pathlib.Path(folder).rglob("*") if path.suffix in C_LIKE}
+    found, new = set(), [name for name in names if pathlib.Path(name).suffix in C_LIKE]
+    while new:
+        found |= set(new)
+        included = {f'#include "{name}"\n' for name in new}
+        new = [path for path, text in files.items() if path not in found and any(line in text for line in included)]
+    return sorted(name for name in found if pathlib.Path(name).suffix in (".cpp", ".cu") and pathlib.Path(name).is_file())
+
+
 def kernels_with(name):
     """The first words of a file's name and of the kernels that include it, directly or not, if tests are called so."""
     found, new = {name}, [name]
@@ -61,10 +72,14 @@ def filter_of_kernels(names):
 def main():
     parser = argparse.ArgumentParser(description="Checks what has changed since a commit.")
     parser.add_argument("--base", default="HEAD", help="the commit (default: HEAD, so that only changes that are not committed count)")
+    parser.add_argument("--sources", action="store_true", help="only print the sources that changed, or that include a file that did")
     parser.add_argument("run_suites", nargs=argparse.REMAINDER, help="the command that runs suites, to which their names are added")
     arguments = parser.parse_args()
     os.chdir(pathlib.Path(__file__).resolve().parent.parent)
     names = changed_files(arguments.base)
+    if arguments.sources:
+        print(*sources_with(names))
+        return
     if not names:
         print(f"no file differs from {arguments.base}; BASE=COMMIT compares with another one")
         return

@@ -38,6 +38,8 @@ class Needs:
 
 # The first pattern that fits a suite's name counts.
 NEEDS = {
+    "more_unit": Needs("more", "tests", 1),
+    "parallel_matrix-*": Needs("more", "tests", 1.5),
     "mpi-8": Needs("more", "tests", 1.5),
     "tcp-8": Needs("more", "tests", 1.5),
     "mpi-3": Needs("more", "tests", 1.5),
@@ -63,7 +65,7 @@ NEEDS = {
     "simulated_gpu_errors": Needs("test", "simulated", 1),
     "ops": Needs("test", "tests simulated", 1),
     "more_ops": Needs("more", "simulated", 1),
-    "simulated_plans": Needs("test", "simulated", 1),
+    "simulated_plans": Needs("more", "simulated", 1),
     "more_plans": Needs("more", "tests simulated", 1),
     "searches": Needs("more", "tests", 2),
     "fp16": Needs("more", "tests", 1.5),
@@ -99,7 +101,9 @@ DEFAULT_BUDGET, LONG_BUDGET = 6, 6000
 SECONDS_PER_CPU_SECOND = 6  # the most that a suite may take on a busy machine
 # A GoogleTest suite that takes long runs in so many parts, side by side. (The kernels' suites are whole: one of their tests
 # looks at all that the others launched.)
-SHARDS = {"unit": 2}
+SHARDS = {"more_unit": 2}
+# The tests of build/test/unit that search, or follow steps of many shapes: the suite more_unit.
+MORE_OF_UNIT = "*Stages*:*StepWaits*:*PipelinePlans*:*SmallEncoding*:Search.*"
 
 
 # `make check` runs these suites if a file with one of these names has changed. The first pattern that fits counts.
@@ -118,7 +122,7 @@ CHECKED_BY = {
     "llmc/plan/*": "unit program planner",
     "llmc/planner/*": "planner coming_from",
     "llmc/timeline/*": "unit pipeline_timeline",
-    "llmc/device/cpu/*": "unit unit-avx2 ops mpi-1",
+    "llmc/device/cpu/*": "unit ops mpi-1",
     "llmc/device/cuda/*.cuh": "kernels-address kernels-thread",
     "llmc/device/cuda/*": "ops cuda-runtime-plain simulated_gpu",
     "llmc/device/*": "unit",
@@ -217,10 +221,13 @@ def process_suites(build, report):
     """The suites of build/test/mpi with several processes, over MPI and over TCP."""
     transports = ["tcp"] if os.environ.get("MPI") == "0" else ["mpi", "tcp"]
     for transport, ranks in itertools.product(transports, RANKS):
-        left_out = "*WholeMatrix*"  # the suites matrix-* run these
+        left_out = "*WholeMatrix*:ParallelMatrix*"  # the suites matrix-* and parallel_matrix-* run these
         if transport == "tcp" and len(transports) > 1:  # the sums are the same either way: run the long trainings once
-            left_out += ":*ShardedTraining*:HybridSharding*:*RecomputedTraining*:*WrongWeight*:ParallelMatrix*:StrangeFamily*"
+            left_out += ":*ShardedTraining*:HybridSharding*:*RecomputedTraining*:*WrongWeight*:StrangeFamily*"
         yield from googletest_suites(f"{transport}-{ranks}", [*started(transport, ranks, f"{build}/test/mpi"), f"--gtest_filter=-{left_out}"],
+                                     MPI_TIMEOUT, report)
+    for ranks in RANKS:
+        yield from googletest_suites(f"parallel_matrix-{ranks}", [*started("mpi", ranks, f"{build}/test/mpi"), "--gtest_filter=ParallelMatrix*"],
                                      MPI_TIMEOUT, report)
     for ranks in MATRIX_RANKS:
         yield from googletest_suites(f"matrix-{ranks}", [*started("mpi", ranks, f"{build}/test/mpi"),
@@ -242,23 +249,26 @@ def python_suites(report):
         if not re.match("(test|long)_", path.name):
             continue
         name, is_long = path.stem.split("_", 1)[1], path.name.startswith("long_")
-        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--tb=short", "-v", str(path), f"--junitxml={report(name)}"]
-        needs = needs_of(name, is_long)
-        # They run the trainer.
-        if "trainer" not in needs.programs.split():
-            needs = dataclasses.replace(needs, programs=f"trainer {needs.programs}")
-        # Ignore pytest plugins that happen to be installed.
-        yield Suite(name, command, LONG_TIMEOUT if is_long else PYTHON_TIMEOUT, needs,
-                    {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}, whole=name)
+        # A file's tests with the mark `more` are a suite of their own, in `make test-more`.
+        parts = [(name, "not more"), (f"more_of_{name}", "more")] if "@pytest.mark.more\n" in path.read_text() else [(name, "")]
+        for part, mark in parts:
+            command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--tb=short", "-v", *(["-m", mark] if mark else []), str(path),
+                       f"--junitxml={report(part)}"]
+            needs = needs_of(name, is_long)
+            if mark == "more":
+                needs = dataclasses.replace(needs, tier="more", budget=BUDGETS.get(part, DEFAULT_BUDGET))
+            # They run the trainer.
+            if "trainer" not in needs.programs.split():
+                needs = dataclasses.replace(needs, programs=f"trainer {needs.programs}")
+            # Ignore pytest plugins that happen to be installed.
+            yield Suite(part, command, LONG_TIMEOUT if is_long else PYTHON_TIMEOUT, needs, {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}, whole=part)
 
 
 def find_suites(build, report, has_simt=True, has_runtime=True):
     """All suites; report(name) is the file of a suite's report. A build with sanitizers has no `has_simt`: no programs for the
     kernels' executor. Without the headers of NCCL and cuBLASLt there is no simulated runtime."""
-    suites = [*googletest_suites("unit", [f"{build}/test/unit"], UNIT_TIMEOUT, report),
-              # The CPU's operations as on a processor without AVX-512, where oneDNN has other products.
-              *googletest_suites("unit-avx2", [f"{build}/test/unit", "--gtest_filter=*Cpu*"], UNIT_TIMEOUT, report,
-                                 environment={"ONEDNN_MAX_CPU_ISA": "AVX2"}),
+    suites = [*googletest_suites("unit", [f"{build}/test/unit", f"--gtest_filter=-{MORE_OF_UNIT}"], UNIT_TIMEOUT, report),
+              *googletest_suites("more_unit", [f"{build}/test/unit", f"--gtest_filter={MORE_OF_UNIT}"], UNIT_TIMEOUT, report),
               *process_suites(build, report),
               *simulated_suites(build, report, has_simt, has_runtime), *python_suites(report)]
     patience = float(os.environ.get("PATIENCE", 1))

@@ -83,14 +83,11 @@ void check_rounding(const StochasticRounding& rounding) {
     check(rounding.first_element % 4 == 0, "the buffer's first element has an index that is a multiple of 4");
 }
 
-void check_segments(std::span<const AdamWSegment> segments, std::int64_t elements,
-                    std::int64_t small_elements) {
+void check_segments(std::span<const AdamWSegment> segments, std::int64_t elements) {
     std::int64_t previous_end = 0;
     for (const AdamWSegment& segment : segments) {
         check(segment.begin >= previous_end && segment.end >= segment.begin && segment.end <= elements,
               "segments are in increasing order inside the buffer");
-        check(segment.in_small < 0 || segment.in_small + segment.end - segment.begin <= small_elements,
-              "a small tensor lies in the buffer of small ones");
         previous_end = segment.end;
     }
 }
@@ -121,8 +118,12 @@ std::int64_t AdamW::sizes() const {
         check_elements(small.m_amax, n / eight_bit_block, "m_amax");
         check_elements(small.v_amax, n / eight_bit_block, "v_amax");
         check_elements(small.v, small.m.elements(), "small_v");
+        for (const AdamWSegment& segment : segments)
+            check(segment.in_small < 0 ||
+                      (small.m && segment.in_small + segment.end - segment.begin <= small.m.elements()),
+                  "a small tensor lies in the buffer of small ones");
     }
-    check_segments(segments, n, small.m ? small.m.elements() : 0);
+    check_segments(segments, n);
     check(!rounding || X == DType::bf16, "stochastic rounding is to bf16");
     check(rounding_of_moments.has_value() == (moments == DType::bf16),
           "moments in bf16 are rounded at random");

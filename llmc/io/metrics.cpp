@@ -220,7 +220,7 @@ void MetricsWriter::write(const StepMetrics& metrics) {
     Json phases;
     for (const Phase phase : all_phases) {
         if (phase == Phase::disk && !metrics.disk) continue;
-        phases[std::string(name_of(phase))] = std::round(1e3 * metrics.phase_ms[phase]) / 1e3;
+        phases[std::string(name_of(phase))] = rounded(metrics.phase_ms[phase], 6);
     }
     Json line = {
         {"step", metrics.step},

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <span>
 #include <string>
@@ -414,6 +415,8 @@ class Calls {
         std::array<Tensor, most_operands> tensors;
         for (std::size_t i = 0; i < operands.size(); ++i) {
             if (operands[i].kind == Operand::Kind::none) continue;
+            // A run of sizes beyond 64 bits is refused later.
+            if (operands[i].shape.elements() == std::numeric_limits<std::int64_t>::max()) return;
             tensors.at(i) = {marked_address(i + 1), operands[i].dtype, operands[i].shape};
         }
         std::array<Uses, most_operands> uses{};

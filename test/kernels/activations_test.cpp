@@ -74,7 +74,7 @@ TYPED_TEST(Activations, SwigluForward) {
             draw_swiglu_inputs(in, draw);
             llmc::cuda::swiglu_forward(on, out.data(), in.data(), rows, width);
             synchronize();
-            cpu().run(SwigluForward{tensor(expected, {rows, width}), tensor(in, {rows, 2 * width})});
+            cpu().run(llmc::SwigluForward{tensor(expected, {rows, width}), tensor(in, {rows, 2 * width})});
             Comparison comparison;
             for (std::int64_t i = 0; i < out.size(); ++i) {
                 const std::int64_t a = i / width * 2 * width + i % width;
@@ -101,8 +101,8 @@ TYPED_TEST(Activations, SwigluBackward) {
             llmc::cuda::swiglu_backward(on, in_place.data(), dout.data(), in_place.data(), rows, width);
             synchronize();
             EXPECT_EQ(std::memcmp(in_place.data(), din.data(), din.bytes()), 0) << "din is in";
-            cpu().run(SwigluBackward{tensor(expected, {rows, 2 * width}), tensor(dout, {rows, width}),
-                                     tensor(in, {rows, 2 * width})});
+            cpu().run(llmc::SwigluBackward{tensor(expected, {rows, 2 * width}), tensor(dout, {rows, width}),
+                                           tensor(in, {rows, 2 * width})});
             Comparison comparison;
             for (std::int64_t i = 0; i < dout.size(); ++i) {
                 const std::int64_t a = i / width * 2 * width + i % width, b = a + width;
@@ -146,8 +146,8 @@ TYPED_TEST(Activations, SquaredRelu) {
                                                   in.data() + offset, n);
                 synchronize();
                 const auto part = [&](Array<X>& x) { return tensor(x, {n + offset}).flat(offset, n); };
-                cpu().run(ReluSquaredForward{part(expected), part(in)});
-                cpu().run(ReluSquaredBackward{part(expected_din), part(dout), part(in)});
+                cpu().run(llmc::ReluSquaredForward{part(expected), part(in)});
+                cpu().run(llmc::ReluSquaredBackward{part(expected_din), part(dout), part(in)});
                 if (n > 2) {
                     EXPECT_TRUE(std::isnan(to_float(out[offset])) && std::isnan(to_float(din[offset])));
                     EXPECT_EQ(to_float(out[offset + 1]), 0);

@@ -92,9 +92,9 @@ struct Unit {
     void update_on_cpu(const std::vector<AdamWSegment>& segments, const AdamWStep& step,
                        const std::optional<StochasticRounding>& rounding = {}) {
         const llmc::Tensor master = tensor(w, {elements});
-        cpu().run(AdamW{has_master ? tensor(parameters, {elements}) : master, master, tensor(m, {elements}),
-                        tensor(v, {elements}), tensor(gradients, {elements}), tensor(norm_squared, {1}),
-                        segments, step, of_weights(rounding), of_moments()});
+        cpu().run(llmc::AdamW{has_master ? tensor(parameters, {elements}) : master, master,
+                              tensor(m, {elements}), tensor(v, {elements}), tensor(gradients, {elements}),
+                              tensor(norm_squared, {1}), segments, step, of_weights(rounding), of_moments()});
         if constexpr (!has_master) parameters.copy_from(w);
     }
 
@@ -426,17 +426,17 @@ struct EightBitUnit {
         };
         const auto all = [](auto& array) { return tensor(array, {array.size()}); };
         const llmc::Tensor master = all(w);
-        cpu().run(AdamW{has_master ? all(parameters) : master,
-                        master,
-                        bytes(m),
-                        bytes(v),
-                        all(gradients),
-                        all(norm_squared),
-                        segments,
-                        step,
-                        rounding(is_random),
-                        {},
-                        {all(m_amax), all(v_amax), all(small_m), all(small_v)}});
+        cpu().run(llmc::AdamW{has_master ? all(parameters) : master,
+                              master,
+                              bytes(m),
+                              bytes(v),
+                              all(gradients),
+                              all(norm_squared),
+                              segments,
+                              step,
+                              rounding(is_random),
+                              {},
+                              {all(m_amax), all(v_amax), all(small_m), all(small_v)}});
         if constexpr (!has_master) parameters.copy_from(w);
     }
 

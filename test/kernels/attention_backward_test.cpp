@@ -40,7 +40,7 @@ struct AttentionInputs {
         draw.normal(qkv, 1);
         draw.normal(dout, 1);
         const auto [q, k, v] = heads(qkv);
-        cpu().run(AttentionForward{out_tensor(out), lse_tensor(), q, k, v, s.window});
+        cpu().run(llmc::AttentionForward{out_tensor(out), lse_tensor(), q, k, v, s.window});
     }
 
     ~AttentionInputs() { cpu().set_workspace({}); }
@@ -48,8 +48,8 @@ struct AttentionInputs {
     void run_on_cpu(Array<X>& dqkv) {
         const auto [q, k, v] = heads(qkv);
         const auto [dq, dk, dv] = heads(dqkv);
-        cpu().run(AttentionBackward{dq, dk, dv, out_tensor(dout), q, k, v, out_tensor(out), lse_tensor(),
-                                    s.window});
+        cpu().run(llmc::AttentionBackward{dq, dk, dv, out_tensor(dout), q, k, v, out_tensor(out),
+                                          lse_tensor(), s.window});
     }
 
     llmc::WorkspaceRequest workspace_request() const {

@@ -50,8 +50,9 @@ struct Cached {
         Array<float> workspace(static_cast<std::int64_t>(bytes / sizeof(float)));
         cpu().set_workspace(tensor(workspace, {workspace.size()}));
         const auto [q, k, v] = llmc::packed_heads(tensor(qkv, {n, row()}), h, kept, d);
-        cpu().run(AttentionCachedForward{tensor(out, {n, h, d}), tensor(cache, {capacity(), 2, kept, d}), q,
-                                         k, v, sizes.position, sizes.window});
+        cpu().run(llmc::AttentionCachedForward{tensor(out, {n, h, d}),
+                                               tensor(cache, {capacity(), 2, kept, d}), q, k, v,
+                                               sizes.position, sizes.window});
         cpu().set_workspace({});
     }
     std::int64_t capacity() const { return sizes.position + sizes.rows + unused_rows; }

@@ -66,8 +66,8 @@ struct Attention {
                                           : llmc::PackedHeads{{rows_of_q, 16, h, d},
                                                               {tensor(k, {rows(), row_of_k()}), 0, kept, d},
                                                               {tensor(v, {rows(), row_of_v()}), 8, kept, d}};
-        cpu().run(AttentionForward{tensor(out, {b, t, h, d}), tensor(lse, {b, h, t}), all.q, all.k, all.v,
-                                   sizes.window});
+        cpu().run(llmc::AttentionForward{tensor(out, {b, t, h, d}), tensor(lse, {b, h, t}), all.q, all.k,
+                                         all.v, sizes.window});
         cpu().set_workspace({});
     }
     // An element of query head `head`, or of the keys (1) or values (2) that it reads.

@@ -48,12 +48,12 @@ TYPED_TEST(BiasGradient, Accumulates) {
                 static_cast<std::int64_t>(cpu_sizes().workspace_bytes(request) / sizeof(float)));
             cpu().set_workspace(tensor(cpu_workspace, {cpu_workspace.size()}));
             expected.copy_from(before);
-            cpu().run(MatmulBackward{{},
-                                     {},
-                                     tensor(expected, {columns}),
-                                     tensor(dout, {rows, columns}),
-                                     tensor(in, {rows, 8}),
-                                     tensor(weight, {columns, 8})});
+            cpu().run(llmc::MatmulBackward{{},
+                                           {},
+                                           tensor(expected, {columns}),
+                                           tensor(dout, {rows, columns}),
+                                           tensor(in, {rows, 8}),
+                                           tensor(weight, {columns, 8})});
             cpu().set_workspace({});
             Comparison comparison;
             for (int c = 0; c < columns; ++c) {

@@ -88,14 +88,15 @@ class Run {
             return tensor(all, {ranks_, N, shape_.stored}).slice(r, 1).view({N, shape_.stored});
         };
         for (int r = 0; r < ranks_; ++r) {
-            cpu().run(ClassifierStatistics{tensor(statistics, {ranks_, N, 3}).slice(r, 1).view({N, 3}),
-                                           of_rank(logits, r), tensor(targets, {N}), own(r).count,
-                                           own(r).first});
+            cpu().run(llmc::ClassifierStatistics{tensor(statistics, {ranks_, N, 3}).slice(r, 1).view({N, 3}),
+                                                 of_rank(logits, r), tensor(targets, {N}), own(r).count,
+                                                 own(r).first});
         }
         for (int r = 0; r < ranks_; ++r) {
-            cpu().run(ClassifierFromStatistics{of_rank(logits, r), tensor(losses, {ranks_, N}).slice(r, 1),
-                                               tensor(statistics, {ranks_, N, 3}), tensor(targets, {N}),
-                                               own(r).count, own(r).first, scale, true});
+            cpu().run(llmc::ClassifierFromStatistics{of_rank(logits, r),
+                                                     tensor(losses, {ranks_, N}).slice(r, 1),
+                                                     tensor(statistics, {ranks_, N, 3}), tensor(targets, {N}),
+                                                     own(r).count, own(r).first, scale, true});
         }
     }
 

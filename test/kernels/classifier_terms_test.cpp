@@ -112,9 +112,9 @@ TYPED_TEST(ClassifierOfTerms, WholeRows) {
             Array<X> expected(inputs.logits.size()), dlogits(inputs.logits.size());
             Array<float> expected_losses(s.rows), losses(s.rows), alone(s.rows);
             expected.copy_from(inputs.logits);
-            cpu().run(FusedClassifier{tensor(expected, {s.rows, s.columns}),
-                                      tensor(expected_losses, {s.rows}), tensor(inputs.targets, {s.rows}),
-                                      s.vocabulary, scale, true, terms});
+            cpu().run(llmc::FusedClassifier{
+                tensor(expected, {s.rows, s.columns}), tensor(expected_losses, {s.rows}),
+                tensor(inputs.targets, {s.rows}), s.vocabulary, scale, true, terms});
             for (LaunchContext on : launch_contexts()) {
                 on.chip.multiprocessors = s.multiprocessors;
                 const auto run = [&](Array<float>& to, bool write_dlogits) {
@@ -146,9 +146,9 @@ TYPED_TEST(ClassifierOfTerms, ColumnsOfRanks) {
             Array<X> expected(inputs.logits.size()), dlogits(inputs.logits.size());
             Array<float> expected_losses(s.rows);
             expected.copy_from(inputs.logits);
-            cpu().run(FusedClassifier{tensor(expected, {s.rows, s.columns}),
-                                      tensor(expected_losses, {s.rows}), tensor(inputs.targets, {s.rows}),
-                                      s.vocabulary, scale, true, terms});
+            cpu().run(llmc::FusedClassifier{
+                tensor(expected, {s.rows, s.columns}), tensor(expected_losses, {s.rows}),
+                tensor(inputs.targets, {s.rows}), s.vocabulary, scale, true, terms});
             LaunchContext on = launch_contexts().front();
             on.chip.multiprocessors = s.multiprocessors;
             Array<float> statistics(2 * s.rows * 3), losses(2 * s.rows), of_rank(s.rows);
@@ -203,8 +203,8 @@ TYPED_TEST(ClassifierOfTerms, CapAlone) {
                 }
                 llmc::cuda::soft_cap(on, out.data() + offset, in.data() + offset, cap, n);
                 synchronize();
-                cpu().run(SoftCap{tensor(expected, {n + offset}).flat(offset, n),
-                                  tensor(in, {n + offset}).flat(offset, n), cap});
+                cpu().run(llmc::SoftCap{tensor(expected, {n + offset}).flat(offset, n),
+                                        tensor(in, {n + offset}).flat(offset, n), cap});
                 Comparison comparison;
                 for (std::int64_t i = offset; i < n + offset; ++i) {
                     const double wanted = to_float(expected[i]);

@@ -91,8 +91,8 @@ TYPED_TEST(Classifier, LossesAndGradient) {
         Array<X> expected(rows * columns), logits(rows * columns);
         Array<float> expected_losses(rows), losses(rows);
         expected.copy_from(problem.logits);
-        cpu().run(FusedClassifier{tensor(expected, {rows, columns}), tensor(expected_losses, {rows}),
-                                  tensor(problem.targets, {rows}), shape.vocabulary, scale, true});
+        cpu().run(llmc::FusedClassifier{tensor(expected, {rows, columns}), tensor(expected_losses, {rows}),
+                                        tensor(problem.targets, {rows}), shape.vocabulary, scale, true});
         for (const auto& on : launch_contexts()) {
             run(on, shape, problem, logits, losses, scale, true);
             // Derived as in dev/classifier.cu: sums of `length` additions, at most one in 4 with a rescaling,

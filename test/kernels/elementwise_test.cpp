@@ -88,7 +88,7 @@ void test_cast() {
             draw_bits(in, draw);
             llmc::cuda::cast(on, out.data(), in.data(), piece.elements);
             synchronize();
-            cpu().run(Cast{expected.on_cpu(), in.on_cpu()});
+            cpu().run(llmc::Cast{expected.on_cpu(), in.on_cpu()});
             out.expect_same(expected);
         }
     }
@@ -110,7 +110,7 @@ TYPED_TEST(Elementwise, Add) {
             Guarded<X> a(piece), b(piece), out(piece), expected(piece);
             draw_bits(a, draw);
             draw_bits(b, draw);
-            cpu().run(Add{expected.on_cpu(), a.on_cpu(), b.on_cpu()});
+            cpu().run(llmc::Add{expected.on_cpu(), a.on_cpu(), b.on_cpu()});
             llmc::cuda::add(on, out.data(), a.data(), b.data(), piece.elements);
             synchronize();
             out.expect_same(expected);
@@ -135,7 +135,7 @@ TYPED_TEST(Elementwise, AddsWhereOneOperandIsMisaligned) {
     Guarded<X> a({1000, 0}), b({1000, 1}), out({1000, 0}), expected({1000, 0});
     draw_bits(a, draw);
     draw_bits(b, draw);
-    cpu().run(Add{expected.on_cpu(), a.on_cpu(), b.on_cpu()});
+    cpu().run(llmc::Add{expected.on_cpu(), a.on_cpu(), b.on_cpu()});
     llmc::cuda::add(launch_contexts().front(), out.data(), a.data(), b.data(), 1000);
     synchronize();
     out.expect_same(expected);
@@ -164,7 +164,7 @@ TYPED_TEST(ElementwiseGradients, Accumulate) {
                                                        512);
             }
             expected.all.copy_from(out.all);
-            cpu().run(Accumulate{expected.on_cpu(), in.on_cpu(), rounding, count});
+            cpu().run(llmc::Accumulate{expected.on_cpu(), in.on_cpu(), rounding, count});
             llmc::cuda::accumulate(on, out.data(), in.data(), piece.elements, rounding, count);
             synchronize();
             out.expect_same(expected);
@@ -185,7 +185,7 @@ void test_fill() {
             }
             llmc::cuda::fill(on, out.data(), value, piece.elements);
             synchronize();
-            cpu().run(Fill{expected.on_cpu(), -2.6f});
+            cpu().run(llmc::Fill{expected.on_cpu(), -2.6f});
             out.expect_same(expected);
         }
     }

@@ -48,10 +48,10 @@ TYPED_TEST(Encoder, Forward) {
                     llmc::cuda::encoder_forward(on, out.data(), tokens.data(), wte.data(),
                                                 with_wpe ? wpe.data() : nullptr, table, B, T, C);
                     synchronize();
-                    cpu().run(EncoderForward{tensor(expected, {B, T, C}), tensor(tokens, {B, T}),
-                                             tensor(wte, {V + 7, C}).slice(0, table.count),
-                                             with_wpe ? tensor(wpe, {T + 2, C}) : llmc::Tensor{},
-                                             table.first});
+                    cpu().run(llmc::EncoderForward{tensor(expected, {B, T, C}), tensor(tokens, {B, T}),
+                                                   tensor(wte, {V + 7, C}).slice(0, table.count),
+                                                   with_wpe ? tensor(wpe, {T + 2, C}) : llmc::Tensor{},
+                                                   table.first});
                     // One addition in fp32, and one rounding to X.
                     EXPECT_EQ(std::memcmp(out.data(), expected.data(), out.bytes()), 0);
                 }
@@ -99,10 +99,10 @@ struct Gradients {
         Array<float> expected_dwte(dwte.size()), expected_dwpe(dwpe.size());
         expected_dwte.copy_from(dwte_before);
         expected_dwpe.copy_from(dwpe_before);
-        cpu().run(EncoderBackward{tensor(expected_dwte, {dwte.size() / C, C}).slice(0, table.count),
-                                  tensor(expected_dwpe, {sequence + 2, C}),
-                                  tensor(dout, {batch, sequence, C}), tensor(tokens, {batch, sequence}),
-                                  table.first});
+        cpu().run(llmc::EncoderBackward{tensor(expected_dwte, {dwte.size() / C, C}).slice(0, table.count),
+                                        tensor(expected_dwpe, {sequence + 2, C}),
+                                        tensor(dout, {batch, sequence, C}), tensor(tokens, {batch, sequence}),
+                                        table.first});
         // The number of additions on each device is the number of rows of a token or position. Terms are
         // below 6.
         std::vector<double> count(static_cast<std::size_t>(dwte.size() / C));

@@ -40,7 +40,8 @@ void test_quantise() {
         llmc::cuda::quantise<format>(on, both.data(), transposed.data(), inverse_of_both.data(), x.data(),
                                      amax.data(), rows, columns);
         synchronize();
-        cpu().run(Quantise{tensor(expected, {x.size()}), tensor(x, {x.size()}), tensor(amax, {1}), format});
+        cpu().run(
+            llmc::Quantise{tensor(expected, {x.size()}), tensor(x, {x.size()}), tensor(amax, {1}), format});
         ASSERT_EQ(inverse[0], 1 / llmc::fp8_scale(format, greatest));
         ASSERT_EQ(inverse_of_both[0], inverse[0]);
         for (std::int64_t i = 0; i < x.size(); ++i) {
@@ -92,7 +93,8 @@ TEST(KernelsFp8, Amax) {
                         out[0] = expected[0] = before;
                         llmc::cuda::amax(on, out.data(), x.data() + offset, elements);
                         synchronize();
-                        cpu().run(Amax{tensor(expected, {1}), tensor(x, {x.size()}).flat(offset, elements)});
+                        cpu().run(
+                            llmc::Amax{tensor(expected, {1}), tensor(x, {x.size()}).flat(offset, elements)});
                         ASSERT_EQ(std::bit_cast<std::uint32_t>(out[0]),
                                   std::bit_cast<std::uint32_t>(expected[0]))
                             << elements << " elements from " << offset;

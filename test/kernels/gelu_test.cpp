@@ -53,7 +53,7 @@ TYPED_TEST(Gelu, Forward) {
             llmc::cuda::gelu_forward(on, out.data(), in.data(), n);
             llmc::cuda::gelu_forward(on, again.data(), in.data(), n);
             synchronize();
-            cpu().run(GeluForward{tensor(expected, {n}), tensor(in, {n})});
+            cpu().run(llmc::GeluForward{tensor(expected, {n}), tensor(in, {n})});
             Comparison comparison;
             for (std::int64_t i = 0; i < n; ++i) {
                 const double x = to_float(in[i]), wanted = to_float(expected[i]);
@@ -80,7 +80,7 @@ TYPED_TEST(Gelu, Backward) {
             llmc::cuda::gelu_backward(on, din.data(), dout.data(), in.data(), n);
             llmc::cuda::gelu_backward(on, in_place.data(), in_place.data(), in.data(), n);
             synchronize();
-            cpu().run(GeluBackward{tensor(expected, {n}), tensor(dout, {n}), tensor(in, {n})});
+            cpu().run(llmc::GeluBackward{tensor(expected, {n}), tensor(dout, {n}), tensor(in, {n})});
             Comparison comparison;
             for (std::int64_t i = 0; i < n; ++i) {
                 // din = dout (s + x q slope). The error of q = z / (1 + z)^2, with z = e^-|w|, is that of z,

@@ -24,7 +24,7 @@ TYPED_TEST(GlobalNormOf, SquaresOfBlocks) {
             synchronize();
             // The number of threads does not change the bits either.
             EXPECT_EQ(std::memcmp(partials.data(), again.data(), partials.bytes()), 0);
-            cpu().run(GlobalNormSquared{tensor(expected, {blocks}), tensor(x, {blocks * elements})});
+            cpu().run(llmc::GlobalNormSquared{tensor(expected, {blocks}), tensor(x, {blocks * elements})});
             Comparison comparison;
             for (std::int64_t block = 0; block < blocks; ++block) {
                 // Both devices round each square, and each addition of positive terms.
@@ -51,7 +51,7 @@ TEST(GlobalNorm, SumInFp64) {
             llmc::cuda::sum(on, again.data(), x.data(), n, workspace.data());
             synchronize();
             EXPECT_EQ(out[0], again[0]);
-            cpu().run(Sum{tensor(expected, {1}), tensor(x, {n})});
+            cpu().run(llmc::Sum{tensor(expected, {1}), tensor(x, {n})});
             double magnitude = 1e5;
             for (std::int64_t i = 0; i < n; ++i) magnitude += std::fabs(x[i]);
             // Both devices do n additions in fp64, u = 2^-53.

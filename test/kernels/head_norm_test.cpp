@@ -119,8 +119,9 @@ class HeadNorm : public Kernels<X> {
     // n + 2 roundings, and rsqrtf has 2 ulp. Two products make an output.
     static void compare_forward(Operands<X>& o, bool with_weight) {
         Operands<X> expected(o.shape), before(o.shape);
-        cpu().run(HeadNormForward{expected.out.heads(), tensor(expected.rstd, {expected.rstd.size()}),
-                                  expected.in.heads(), weight_tensor(expected.weight, with_weight), eps});
+        cpu().run(llmc::HeadNormForward{expected.out.heads(), tensor(expected.rstd, {expected.rstd.size()}),
+                                        expected.in.heads(), weight_tensor(expected.weight, with_weight),
+                                        eps});
         Comparison comparison;
         const double relative = ((o.shape.size + 2) / 2.0 + 4) * u;
         for (std::int64_t head = 0; head < o.rstd.size(); ++head) {
@@ -144,7 +145,7 @@ class HeadNorm : public Kernels<X> {
         const std::int64_t rows = o.shape.rows, size = o.shape.size;
         Array<float> workspace(64 * size);
         cpu().set_workspace(tensor(workspace, {workspace.size()}));
-        cpu().run(HeadNormBackward{
+        cpu().run(llmc::HeadNormBackward{
             expected.out.heads(), with_dweight ? tensor(expected.dweight, {size}) : llmc::Tensor{},
             expected.dout.heads(), expected.in.heads(), weight_tensor(expected.weight, with_weight),
             tensor(expected.rstd, {rows, o.shape.heads})});

@@ -84,11 +84,11 @@ class LayerNormBackward : public Kernels<X> {
                                                                    .head_rows = 1,
                                                                    .dtype = dtype})));
         cpu().set_workspace({workspace.data(), llmc::DType::fp32, {workspace.size() / 4}});
-        cpu().run(LayerNormBackward{tensor(expected.din, {rows, channels}),
-                                    tensor(expected.dgamma, {channels}), tensor(expected.dbeta, {channels}),
-                                    tensor(inputs.dout, {rows, channels}),
-                                    tensor(inputs.in, {rows, channels}), tensor(inputs.gamma, {channels}),
-                                    tensor(inputs.mean, {rows}), tensor(inputs.rstd, {rows})});
+        cpu().run(llmc::LayerNormBackward{
+            tensor(expected.din, {rows, channels}), tensor(expected.dgamma, {channels}),
+            tensor(expected.dbeta, {channels}), tensor(inputs.dout, {rows, channels}),
+            tensor(inputs.in, {rows, channels}), tensor(inputs.gamma, {channels}),
+            tensor(inputs.mean, {rows}), tensor(inputs.rstd, {rows})});
         cpu().set_workspace({});
         constexpr double u = lab::unit_roundoff<float>;
         const double n = channels, terms = static_cast<double>(rows) + 1;

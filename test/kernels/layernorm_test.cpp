@@ -59,9 +59,10 @@ TYPED_TEST(LayerNorm, Forward) {
             llmc::cuda::layernorm_forward(on, out.data(), mean.data(), rstd.data(), in.data(), gamma.data(),
                                           beta.data(), rows, channels);
             synchronize();
-            cpu().run(LayerNormForward{tensor(expected, {rows, channels}), tensor(expected_mean, {rows}),
-                                       tensor(expected_rstd, {rows}), tensor(in, {rows, channels}),
-                                       tensor(gamma, {channels}), tensor(beta, {channels})});
+            cpu().run(llmc::LayerNormForward{tensor(expected, {rows, channels}),
+                                             tensor(expected_mean, {rows}), tensor(expected_rstd, {rows}),
+                                             tensor(in, {rows, channels}), tensor(gamma, {channels}),
+                                             tensor(beta, {channels})});
             Comparison comparison;
             compare(comparison, out, mean, rstd, in, gamma, expected, expected_mean, expected_rstd);
             EXPECT_TRUE(comparison.good()) << comparison.first_failure();
@@ -100,7 +101,7 @@ TYPED_TEST(LayerNorm, FusedResidualForward) {
             EXPECT_EQ(std::memcmp(rstd.data(), rstd_alone.data(), rstd.bytes()), 0);
             Array<X> expected_residual(n), expected(n);
             Array<float> expected_mean(rows), expected_rstd(rows);
-            cpu().run(FusedResidualLayerNormForward{
+            cpu().run(llmc::FusedResidualLayerNormForward{
                 tensor(expected_residual, {rows, channels}), tensor(expected, {rows, channels}),
                 tensor(expected_mean, {rows}), tensor(expected_rstd, {rows}), tensor(in1, {rows, channels}),
                 tensor(in2, {rows, channels}), tensor(gamma, {channels}), tensor(beta, {channels})});

@@ -84,10 +84,10 @@ class RmsNormBackward : public Kernels<X> {
                                                                    .head_rows = 1,
                                                                    .dtype = tensor(inputs.in, {1}).dtype})));
         cpu().set_workspace({workspace.data(), llmc::DType::fp32, {workspace.size() / 4}});
-        cpu().run(RmsNormBackward{tensor(expected.din, {rows, channels}),
-                                  tensor(expected.dweight, {channels}), tensor(inputs.dout, {rows, channels}),
-                                  tensor(inputs.in, {rows, channels}), tensor(inputs.weight, {channels}),
-                                  tensor(inputs.rstd, {rows})});
+        cpu().run(llmc::RmsNormBackward{
+            tensor(expected.din, {rows, channels}), tensor(expected.dweight, {channels}),
+            tensor(inputs.dout, {rows, channels}), tensor(inputs.in, {rows, channels}),
+            tensor(inputs.weight, {channels}), tensor(inputs.rstd, {rows})});
         cpu().set_workspace({});
         constexpr double u = lab::unit_roundoff<float>;
         const double n = channels;

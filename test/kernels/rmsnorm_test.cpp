@@ -60,8 +60,8 @@ TYPED_TEST(RmsNorm, Forward) {
             llmc::cuda::rmsnorm_forward(on, out.data(), rstd.data(), in.data(), weight.data(), eps, rows,
                                         channels);
             synchronize();
-            cpu().run(RmsNormForward{tensor(expected, {rows, channels}), tensor(expected_rstd, {rows}),
-                                     tensor(in, {rows, channels}), tensor(weight, {channels}), eps});
+            cpu().run(llmc::RmsNormForward{tensor(expected, {rows, channels}), tensor(expected_rstd, {rows}),
+                                           tensor(in, {rows, channels}), tensor(weight, {channels}), eps});
             Comparison comparison;
             compare(comparison, out, rstd, expected, expected_rstd);
             EXPECT_TRUE(comparison.good()) << comparison.first_failure();
@@ -101,7 +101,7 @@ TYPED_TEST(RmsNorm, FusedResidualForward) {
             }
             Array<X> expected_residual(n), expected(n);
             Array<float> expected_rstd(rows);
-            cpu().run(FusedResidualRmsNormForward{
+            cpu().run(llmc::FusedResidualRmsNormForward{
                 tensor(expected_residual, {rows, channels}), tensor(expected, {rows, channels}),
                 tensor(expected_rstd, {rows}), tensor(in1, {rows, channels}), tensor(in2, {rows, channels}),
                 tensor(weight, {channels}), eps});

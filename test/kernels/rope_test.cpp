@@ -39,10 +39,10 @@ TYPED_TEST(Rope, TurnsAsTheCpuDoes) {
                 llmc::cuda::rope<X>(on, {x.data() + s.first, row}, angles.data(), rows, s.sequence, s.heads,
                                     s.size, position, inverse);
                 synchronize();
-                cpu().run(Rope{{tensor(expected, {s.batch, s.sequence, row}), s.first, s.heads, s.size},
-                               tensor(angles, {positions, s.size / 2, 2}),
-                               position,
-                               inverse});
+                cpu().run(llmc::Rope{{tensor(expected, {s.batch, s.sequence, row}), s.first, s.heads, s.size},
+                                     tensor(angles, {positions, s.size / 2, 2}),
+                                     position,
+                                     inverse});
                 Comparison comparison;
                 for (std::int64_t i = 0; i < x.size(); ++i) {
                     const std::int64_t place = i % row - s.first;

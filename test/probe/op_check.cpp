@@ -136,6 +136,8 @@ class Check {
         // oneDNN chooses by the number of threads.
         if (is_cpu_ && op.find("matmul") == std::string::npos && !same_bits(results, run(1, given)))
             differs("", "has other bits with 3 threads");
+        // ops_products.h: a tensor in 8 bits has one copy at least.
+        if (op == "quantise_to_bytes" && optional.size() == 1) optional.clear();
         for (const std::string& result : optional) run_without(given, result, results);
         results_[name] = std::move(results);
     }

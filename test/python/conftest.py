@@ -35,6 +35,7 @@ def pytest_configure(config):
     # The algorithms that the trainer chooses are kept here, not in the user's cache.
     config.cache_of_tests = tempfile.TemporaryDirectory(prefix="cache-of-tests-")
     os.environ["XDG_CACHE_HOME"] = config.cache_of_tests.name
+    config.addinivalue_line("markers", "more: runs in `make test-more`, not in `make test`")
     config.seed = int(os.environ.get("SEED", secrets.randbelow(2**31)))
 
 

@@ -182,6 +182,7 @@ def test_a_missing_library_is_named(package, hidden, project, machine):
     assert package in named_by_deps(project, machine([package], hidden))
 
 
+@pytest.mark.more
 def test_libraries_that_dpkg_does_not_know_are_found(project, machine):
     assert not named_by_deps(project, machine(HIDDEN)) & set(HIDDEN)
 
@@ -497,10 +498,10 @@ def test_programs_that_are_not_built_cost_only_their_suites(tmp_path):
         echo 'make: *** [Makefile:319: build/test/unit] Error 1' >&2
         exit 2
         """)
-    done = suites.run("unit", "cuda-runtime-plain")
-    assert done.stdout.splitlines()[-1] == "1 passed, 2 failed" and done.returncode == 1, done.stdout + done.stderr
+    done = suites.run("unit", "more_unit", "cuda-runtime-plain")
+    assert done.stdout.splitlines()[-1] == "1 passed, 3 failed" and done.returncode == 1, done.stdout + done.stderr
     assert ("error: the programs tests were not built: /usr/bin/ld: cannot find -lnothing: No such file or directory\n"
-            "    FAILED without them: unit.1 unit.2\n") in done.stdout
+            "    FAILED without them: unit more_unit.1 more_unit.2\n") in done.stdout
 
 
 def test_a_suite_over_its_budget_is_named(capsys):

@@ -65,6 +65,7 @@ def test_scaling_may_begin_and_end_with_a_resume(tmp_path):
     assert len(lines) == 9 and "skipped_steps" not in lines[4]
 
 
+@pytest.mark.more
 def test_the_loss_is_near_that_of_bf16(tmp_path):
     """The first step's differs in its bits. The mean of the last ten of 60 losses of four layers is within 1%."""
     model = ["--layers=4", "--heads=4", "--channels=128", "--seq-len=64", "--steps=60", "--lr=1e-3", "--device=cpu", "--val-every=0", "--dtype=bf16"]

@@ -64,6 +64,7 @@ def test_an_odd_number_of_stages_is_the_same_run(tmp_path):
     assert first[0].losses == pytest.approx(losses, rel=TOLERANCE)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_a_first_or_last_stage_without_layers(tied, tmp_path):
     """The embedding, or the head, may have a stage for itself: the same bits as with layers, the bytes of the plan, and a resume on
@@ -131,6 +132,7 @@ def test_layer_by_layer_a_layer_is_gathered_twice_and_reduced_once(tmp_path):
     assert two.record["memory"]["gradients"] == many.record["memory"]["gradients"]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("mesh_of_8", [mesh(2, "--pipeline-schedule=zb-h1"), ["--tensor-parallel=2", "--sequence-parallel"]],
                          ids=["stages", "tensor"])
 def test_groups_of_shards_beside_other_splits_are_the_same_run(mesh_of_8, tmp_path):

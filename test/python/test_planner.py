@@ -399,6 +399,7 @@ def test_the_bytes_sent_of_the_page():
             assert planned["sends"]["bytes"] == pytest.approx(exact, rel=1e-3)
 
 
+@pytest.mark.more
 def test_published_steps():
     """The page has what scripts/plan_error.py prints. The factors are those that a fit of the same steps leaves as they are, and the
     quantiles theirs."""

@@ -54,6 +54,7 @@ def test_bytes_without_a_token_are_dropped(tmp_path, seed):
     probed_tokenizers.compare(tmp_path, 200, seed)
 
 
+@pytest.mark.more
 def test_gpt2s_files(tmp_path, seed):
     """Every code point between others, so that its class shows. And the checksum is that of GPT-2's tokenizer.json."""
     made_tokenizers.require()

@@ -77,6 +77,7 @@ def test_four_ranks_compute_the_values_of_one(options, stages, tmp_path):
             assert np.abs(tensor - others[name]).max() <= 2e-5, name  # as in test_pipeline.py
 
 
+@pytest.mark.more
 def test_given_weights_reach_every_group_of_shards(tmp_path):
     """From a file, and from the checkpoint of another stage."""
     first, _, _ = train(tmp_path / "first", "--steps=2", ranks=1)

@@ -159,13 +159,6 @@ TEST_P(CpuWorkspace, TooLittleIsRefusedByEveryOperationThatNeedsIt) {
 INSTANTIATE_TEST_SUITE_P(Arithmetics, CpuWorkspace, testing::ValuesIn(arithmetics()),
                          [](const auto& param) { return param.param.name(); });
 
-// ---- threads
-
-class CpuThreads : public testing::TestWithParam<DType> {};
-
-INSTANTIATE_TEST_SUITE_P(DTypes, CpuThreads, testing::Values(DType::fp32, DType::bf16, DType::fp16),
-                         [](const auto& param) { return std::string(name_of(param.param)); });
-
 }  // namespace
 
 }  // namespace llmc::cpu_test
