@@ -13,7 +13,9 @@ namespace llmc {
 
 // Addresses that stand for memory, one for each mark from 1 on: an operand is there if its address is not null. That of
 // a part of a tensor has the tensor's mark.
-inline std::byte* marked_address(std::uintptr_t mark) { return reinterpret_cast<std::byte*>(mark << 48); }
+inline std::byte* marked_address(std::uintptr_t mark) {
+    return reinterpret_cast<std::byte*>(mark << 48);  // NOLINT(performance-no-int-to-ptr): never dereferenced
+}
 inline std::uintptr_t mark_of(const Tensor& tensor) {
     return reinterpret_cast<std::uintptr_t>(tensor.data) >> 48;
 }

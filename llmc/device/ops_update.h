@@ -44,7 +44,7 @@ struct AdamWSegment {
         -1;  // with moments in 8 bits: its first element in EightBitMoments::m; -1: it has none there
 };
 
-// What AdamW needs beside moments m and v in 8 bits (eight_bit_moments.h): the greatest magnitude of each block of 256
+// Beside moments m and v in 8 bits (eight_bit_moments.h), AdamW needs the greatest magnitude of each block of 256
 // elements, and the moments in fp32 of tensors that are too small. In a block, the elements of such tensors count as 0.
 struct EightBitMoments {
     Tensor m_amax, v_amax;  // fp32 (n / eight_bit_block)

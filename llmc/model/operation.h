@@ -126,7 +126,7 @@ struct Operand {
 // attention.)
 struct Work {
     double products = 0;  // operations of matrix products
-    // Those of attention, for each pair of a query and a key, if it sees all earlier keys. With a window it
+    // Operations of attention, for each pair of a query and a key, if it sees all earlier keys. With a window it
     // sees fewer, and this number is smaller in the same proportion.
     double pairs = 0;
     double other = 0, other_backward = 0;

@@ -153,7 +153,7 @@ class ActionTimes {
     }
 
   private:
-    // Of an action that is no pass.
+    // The seconds of an action that is no pass.
     double seconds_of(const Action& action) {
         const Mesh& mesh = plan_.spec.mesh;
         const Sharding& sharding = mesh.sharding;

@@ -20,7 +20,7 @@ struct LinkRate {
     double bytes = 0, latency = 0;
 };
 
-// What the compute stream of a stage does during a step: its passes by kind of call, and what it waits for.
+// The parts of the time of a stage's compute stream: its passes by kind of call, and what it waits for.
 enum class TimePart {
     products,
     attention,

@@ -46,7 +46,7 @@ constexpr std::array software = {
     Software{Generation::unpublished, true, 1.0, 1.592, 2.059, 1.820, 1.197},
 };
 
-// Of the published steps of a generation, those in one format (8 bits or not) and on one kind of mesh (data-parallel
+// The published steps of a generation in one format (8 bits or not) and on one kind of mesh (data-parallel
 // alone or not): a tenth was faster than `low`, and a tenth slower than `high`.
 struct Steps {
     Generation generation;

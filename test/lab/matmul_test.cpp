@@ -31,8 +31,9 @@ TYPED_TEST(Matmul, Forward) {
         draw.normal(in, 1);
         draw.normal(weight, 0.5);
         draw.normal(bias, 1);
-        cpu().matmul_forward(tensor(expected, {rows, OC}), tensor(in, {rows, IC}), tensor(weight, {OC, IC}),
-                             with_bias ? tensor(bias, {OC}) : llmc::Tensor{});
+        cpu().run(llmc::MatmulForward{tensor(expected, {rows, OC}), tensor(in, {rows, IC}),
+                                      tensor(weight, {OC, IC}),
+                                      with_bias ? tensor(bias, {OC}) : llmc::Tensor{}});
         // Both devices sum IC products and the bias: 3 u for each term, as derived in dev/matmul_forward.cu.
         Array<double> bounds(rows * OC);
         for (std::int64_t i = 0; i < bounds.size(); ++i) {

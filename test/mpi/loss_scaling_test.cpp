@@ -39,7 +39,7 @@ class Overflowing final : public cpu::CpuOps {
     int products = 0, overflow_at = -1;
 };
 
-// What a skipped step must not change.
+// The state that a skipped step must not change.
 std::vector<float> state(ParameterStore& store) {
     std::vector<float> values;
     for (int unit = 0; unit < store.units(); ++unit) {
