@@ -53,6 +53,8 @@ if [[ -e $profiler ]]; then
     echo 'libcupti.so.13 wanted the time that a step spends outside kernels; nvidia-cuda-cupti' >>"$folder/cuda-libraries.txt"
 fi
 find "$folder/lib" -name '*.so*' -exec strip --strip-unneeded {} +
+# Large ones travel compressed; gpu_check unpacks them once on each machine.
+find "$folder/lib" -name '*.so*' -size +1M -exec gzip -9n {} +
 
 cd "$root"
 cp --parents dev/gpu/*.py dev/cpu/torch_step.py dev/lab/report.py test/python/{model_bounds,model_comparison}.py \

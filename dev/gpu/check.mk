@@ -10,7 +10,7 @@ $(BUILD)/gpu/model_probe: $(BUILD)/objects/test/probe/model_probe.o
 $(BUNDLE_PROGRAMS): $(BUNDLE_LIBRARY) $(GPU_OBJECTS) $(BUILD)/library.txt $(BUILD)/link.txt
 	@echo 'link $@'
 	@mkdir -p $(@D)
-	$(QUIET)$(LINK) $(filter %.o,$^) $(filter-out $(MPI_LIBRARIES),$(LIBRARIES)) $(GPU_LIBRARIES) -o $@
+	$(QUIET)$(LINK) -Wl,--gc-sections $(filter %.o,$^) $(filter-out $(MPI_LIBRARIES),$(LIBRARIES)) $(GPU_LIBRARIES) -o $@
 
 # Measures the time that the GPU spends in kernels, with CUPTI, which comes with CUDA and with PyTorch.
 PROFILER := $(BUILD)/gpu/libkernel_times.so

@@ -39,8 +39,29 @@ for folder in (nvidia.submodule_search_locations or []) if nvidia else []:
 END
 }
 
+# Prints the folder with the libraries that the bundle has compressed (dev/gpu/bundle.sh); unpacks them if it is not there.
+unpacked() {
+    "$python" - "$here/lib" <<'END'
+import gzip, os, pathlib, shutil, sys, tempfile, zlib
+libraries = sorted(pathlib.Path(sys.argv[1]).glob("*.gz"))
+checksum = zlib.crc32(b"".join(library.read_bytes() for library in libraries))
+folder = pathlib.Path(tempfile.gettempdir(), f"gpu_check-{os.getuid()}-{checksum:08x}")
+if not folder.is_dir() or folder.stat().st_uid != os.getuid():
+    new = pathlib.Path(tempfile.mkdtemp(prefix=folder.name + ".", dir=folder.parent))
+    for library in libraries:
+        with gzip.open(library) as packed, open(new / library.stem, "wb") as whole:
+            shutil.copyfileobj(packed, whole)
+    try:
+        new.rename(folder)
+    except OSError:  # another process was faster
+        folder = new
+print(folder)
+END
+}
+
 mapfile -t places < <(folders | awk 'NF && !seen[$0]++')
 path=$here/lib
+if compgen -G "$here/lib/*.gz" >/dev/null; then path+=:$(unpacked); fi
 missing=()
 warnings=
 while read -r library need purpose; do
