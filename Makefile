@@ -284,7 +284,7 @@ UNREAD := $(if $(CUDNN_FRONTEND),,$(CUDNN_SOURCES)) $(filter-out %/no_cuda.cpp %
 # With BASE=COMMIT, only of what has changed since that commit.
 OF_TIDY = $(patsubst %,$(BUILD)/lint/%,$(basename $(filter-out $(UNREAD),$(SOURCES)))) $(KERNEL_LINT)
 CHANGED_SOURCES = $(basename $(shell $(PYTHON) test/check.py --sources --base $(BASE)))
-clang-tidy: $(if $(BASE),$(filter $(foreach folder,lint simt-lint,$(patsubst %,$(BUILD)/$(folder)/%,$(CHANGED_SOURCES))),$(OF_TIDY)),$(OF_TIDY))  ## part of lint: clang-tidy
+clang-tidy: $(if $(and $(BASE),$(filter clang-tidy,$(MAKECMDGOALS))),$(filter $(foreach folder,lint simt-lint,$(patsubst %,$(BUILD)/$(folder)/%,$(CHANGED_SOURCES))),$(OF_TIDY)),$(OF_TIDY))  ## part of lint: clang-tidy
 	$(if $(strip $(UNREAD)),@echo 'clang-tidy skips files because headers of CUDA or cuDNN are missing: $(strip $(UNREAD))')
 
 format:  ## clang-format on every C++ file

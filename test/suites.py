@@ -89,7 +89,8 @@ NEEDS = {
 # wait for others on a busy machine take more.)
 BUDGETS = {
     "kernels-thread": 70, "lab-address": 45, "lab-thread": 50, "simulated_gpu": 120, "gpu_check": 110, "simulated_meshes": 125,
-    "mpi-8": 82, "zero": 100, "mpi-4": 90, "kernels-address": 110, "tcp-8": 60, "pipeline": 58, "pages": 62, "unit": 95,
+    "mpi-8": 82, "zero": 100, "mpi-4": 90, "kernels-address": 110, "tcp-8": 60, "pipeline": 65, "pages": 62, "unit": 45, "more_unit": 115, "more_of_pipeline": 50, "more_of_fp8": 20,
+    "more_of_planner": 25, "more_of_tokenizer": 18, "more_of_zero": 13, "parallel_matrix-4": 27, "parallel_matrix-8": 9,
     "simulated_algorithms": 49, "signals": 42, "cuda-runtime-plain": 36, "tcp-4": 35, "training_against_pytorch": 75,
     "model_switches": 27, "mesh": 32, "memory_peak": 25, "mpi-3": 23, "simulated_gpu_errors": 22, "commands": 45,
     "mpi-2": 22, "plot": 20, "pages_of_lab": 20, "wrong_input": 18, "resume": 16, "tcp-3": 15, "defaults": 18, "folders": 15,
@@ -113,14 +114,14 @@ CHECKED_BY = {
     "llmc/comm/launcher.*": "unit signals failing_runs",
     "llmc/comm/*": "unit communicator tcp mpi-2",
     "llmc/data/*chat_format*": "chat kept_tokenizer",
-    "llmc/data/*": "unit tokenizer data same_data conversations",
+    "llmc/data/*": "unit more_unit tokenizer data same_data conversations",
     "llmc/io/*": "unit resume metrics situations keep_best run_folders kept_tokenizer",
     "llmc/model/*": "unit mpi-1 mpi-2 model_switches",
     "llmc/optim/*": "unit program",
     "llmc/parallel/mesh*": "unit mpi-2 mpi-4 mesh pipeline",
-    "llmc/parallel/*": "unit mpi-2 mpi-4",
-    "llmc/plan/*": "unit program planner",
-    "llmc/planner/*": "planner coming_from",
+    "llmc/parallel/*": "unit more_unit mpi-2 mpi-4",
+    "llmc/plan/*": "unit more_unit program planner",
+    "llmc/planner/*": "more_unit planner more_of_planner coming_from",
     "llmc/timeline/*": "unit pipeline_timeline",
     "llmc/device/cpu/*": "unit ops mpi-1",
     "llmc/device/cuda/*.cuh": "kernels-address kernels-thread",
@@ -147,8 +148,8 @@ CHECKED_BY = {
     "scripts/deps.sh": "commands datasets",
     "scripts/plan_error.py": "planner",
     "scripts/*": "plot watch metrics recipes tensorboard",
-    "test/unit/*": "unit",
-    "test/mpi/*": "mpi-2",
+    "test/unit/*": "unit more_unit",
+    "test/mpi/*": "mpi-2 parallel_matrix-2",
     "test/kernels/*": "kernels-address kernels-thread",
     "test/lab/*": "lab-address lab-thread",
     "test/simt/*": "cuda-runtime-plain kernels-address",
@@ -167,11 +168,16 @@ CHECKED_BY = {
 }
 
 
+def has_more(path):
+    """Whether some tests of a file have the mark `more`: they are a suite of their own, in `make test-more`."""
+    return "@pytest.mark.more\n" in path.read_text()
+
+
 def suites_of_file(name):
     """The names of the suites that `make check` runs for a changed file."""
     own = re.fullmatch(r"test/python/(?:test|long)_(\w+)\.py", name)
     if own:
-        return [own[1]]
+        return [own[1], f"more_of_{own[1]}"] if pathlib.Path(name).is_file() and has_more(pathlib.Path(name)) else [own[1]]
     return next((suites.split() for pattern, suites in CHECKED_BY.items() if fnmatch.fnmatch(name, pattern)), [])
 
 
@@ -249,8 +255,7 @@ def python_suites(report):
         if not re.match("(test|long)_", path.name):
             continue
         name, is_long = path.stem.split("_", 1)[1], path.name.startswith("long_")
-        # A file's tests with the mark `more` are a suite of their own, in `make test-more`.
-        parts = [(name, "not more"), (f"more_of_{name}", "more")] if "@pytest.mark.more\n" in path.read_text() else [(name, "")]
+        parts = [(name, "not more"), (f"more_of_{name}", "more")] if has_more(path) else [(name, "")]
         for part, mark in parts:
             command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--tb=short", "-v", *(["-m", mark] if mark else []), str(path),
                        f"--junitxml={report(part)}"]
