@@ -106,8 +106,8 @@ class Fit:
     def __init__(self, steps):
         self.steps = [step for step in steps if step.source != NOT_FITTED]
         lines = re.findall(r"Software\{Generation::(\w+), (true|false), ([^}]*)\}", TABLE.read_text())
-        self.classes = [(generation, is_fp8 == "true") for generation, is_fp8, _ in lines if generation != "unpublished"]
-        self.now = np.log([[float(x) for x in values.split(",")] for generation, _, values in lines if generation != "unpublished"])
+        self.classes = [(generation, is_fp8 == "true") for generation, is_fp8, _ in lines]
+        self.now = np.log([[float(x) for x in values.split(",")] for _, _, values in lines])
         effects = [("all",), *(("generation", of) for of in dict.fromkeys(generation for generation, _ in self.classes)),
                    ("format", False), ("format", True), *(("both", of) for of in self.classes)]
         self.pull = np.array([self.PULL[effect[0]] for effect in effects] * len(FACTORS))

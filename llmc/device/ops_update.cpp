@@ -77,6 +77,7 @@ std::int64_t Sum::sizes() const {
     check_elements(out, 1, "out");
     return x.elements();
 }
+
 namespace {
 
 void check_rounding(const StochasticRounding& rounding) {

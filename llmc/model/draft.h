@@ -6,18 +6,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
-#include <cstdint>
-#include <limits>
 #include <optional>
 #include <span>
 #include <string>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "llmc/core/error.h"
-#include "llmc/device/counting_ops.h"
+#include "llmc/model/operand_uses.h"
 #include "llmc/model/part_lists.h"
 
 namespace llmc {
@@ -77,31 +73,6 @@ inline DraftCall copy_call(const Node& node, const Operand& to, const Operand& f
                            RunCall run_copy = run_op<InOrder<Copy>>) {
     return {.node = &node, .name = "copy", .run = run_copy, .operands = {to, from}};
 }
-
-// How an operation uses one operand of its call, which may be several of its fields.
-struct Uses {
-    bool reads = false, writes = false, leaves_rest = false;
-
-    template <class T>
-    void add(const OperandField<T>& field) {
-        reads |= field.access != Access::write;
-        writes |= field.access != Access::read;
-        leaves_rest |= std::is_same_v<T, Heads> && writes;  // elements of the rows that belong to no head
-    }
-    bool suit(Access access) const {
-        switch (access) {
-            case Access::read:
-                return reads && !writes;
-            case Access::shape:
-                return !writes;
-            case Access::write:
-                return writes && !reads;
-            case Access::add:
-                return writes && (reads || leaves_rest);
-        }
-        return false;
-    }
-};
 
 // Writes the calls of nodes, one after the other. The second half of its functions is what rows of the table of
 // operations use.
@@ -369,7 +340,10 @@ class Calls {
     // Calls the operation O. `make`, which captures nothing, makes it from the operands.
     template <class O, class F>
     void call(F make, std::vector<Operand> operands) {
-        check_accesses<O>(make, operands);
+        if (const int wrong = used_otherwise(make, *node_, sizes().split.ranks, operands); wrong >= 0)
+            programming_error(fmt::format("{}: {} {} passes operand {} of {} with another access than {} has",
+                                          part_.name, node().operation->name, node().name, wrong, O::name,
+                                          O::name));
         call(O::name, run_op<F>, std::move(operands));
     }
     // The same for an operation whose tensors are its first fields.
@@ -404,34 +378,6 @@ class Calls {
   private:
     Operand ids(Operand::Kind kind) const {
         return {.kind = kind, .shape = {sizes().batch, part_.tokens}, .dtype = DType::int32};
-    }
-
-    // Refuses operands that the operation O uses otherwise than their Access says. Makes it from tensors without
-    // memory, in whose addresses it finds them again.
-    template <class O, class F>
-    void check_accesses(const F& make, const std::vector<Operand>& operands) const {
-        IdleOps none;
-        const TensorParallel ranks = TensorParallel::silent(sizes().split.ranks);
-        std::array<Tensor, most_operands> tensors;
-        for (std::size_t i = 0; i < operands.size(); ++i) {
-            if (operands[i].kind == Operand::Kind::none) continue;
-            // A run of sizes beyond 64 bits is refused later.
-            if (operands[i].shape.elements() == std::numeric_limits<std::int64_t>::max()) return;
-            tensors.at(i) = {marked_address(i + 1), operands[i].dtype, operands[i].shape};
-        }
-        std::array<Uses, most_operands> uses{};
-        const O op = make(Running{.ops = none, .ranks = ranks, .node = node_, .loss_scale = 1, .rows = {}},
-                          tensors.data());
-        for_each_operand(op, [&](const auto& field) {
-            const std::uintptr_t mark = mark_of(tensor_of(field.operand));
-            if (mark > 0) uses.at(mark - 1).add(field);
-        });
-        for (std::size_t i = 0; i < operands.size(); ++i) {
-            if (operands[i].kind == Operand::Kind::none || uses[i].suit(operands[i].access)) continue;
-            programming_error(fmt::format("{}: {} {} passes operand {} of {} with another access than {} has",
-                                          part_.name, node().operation->name, node().name, i, O::name,
-                                          O::name));
-        }
     }
 
     static std::size_t index(int i) { return static_cast<std::size_t>(i); }

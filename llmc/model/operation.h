@@ -60,17 +60,19 @@ struct Running {
 };
 using RunCall = void (*)(const Running& running, const Tensor* operands);
 
+// The number of tensors among an operation's fields.
+template <class Fields>
+inline constexpr std::size_t tensors_of = 0;
+template <class... Fields>
+inline constexpr std::size_t tensors_of<std::tuple<Fields...>> =
+    (std::size_t{std::is_same_v<Fields, OperandField<Tensor>>} + ...);
+
 // Makes an operation whose tensors are its first fields: these are the operands of a call, in their order.
 template <class O>
 struct InOrder {
-    O operator()(const Running&, const Tensor* t) const { return make(t, O{}.fields()); }
-
-  private:
-    template <class... Fields>
-    static O make(const Tensor* t, const std::tuple<Fields...>&) {
-        constexpr std::size_t tensors = (std::size_t{std::is_same_v<Fields, OperandField<Tensor>>} + ...);
+    O operator()(const Running&, const Tensor* t) const {
         return [&]<std::size_t... I>(std::index_sequence<I...>) { return O{t[I]...}; }
-        (std::make_index_sequence<tensors>{});
+        (std::make_index_sequence<tensors_of<decltype(std::declval<const O&>().fields())>>{});
     }
 };
 // Runs the operation that F makes.

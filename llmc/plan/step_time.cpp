@@ -449,7 +449,7 @@ StepTime step_time(const ShortPlans& plans, const StepRates& rates) {
         waits.of[i] =
             plans.more == 0 ? waits.of[i] : std::max(0.0, at_length(waits.of[i], waits_of_more.of[i]));
     const double waited = time.seconds - time.compute, all = waits.total();
-    // The two sums of the same times are not in the same order.
+    // Both are sums of the same times, thousands at most, in another order: each is within so many times 2^-53.
     const double rounding = 1e-12 * time.seconds;
     if (waited > rounding && all == 0) time.parts[TimePart::stages] += waited;
     for (std::size_t i = 0; i < time_parts && all > 0; ++i) time.parts.of[i] += waits.of[i] * waited / all;

@@ -42,8 +42,6 @@ constexpr std::array software = {
     Software{Generation::hopper, true, 0.900, 2.176, 2.005, 0.319, 1.492},
     Software{Generation::blackwell, false, 1.874, 1.235, 1.696, 1.288, 1.453},
     Software{Generation::blackwell, true, 0.957, 1.208, 1.475, 0.991, 1.469},
-    Software{Generation::unpublished, false, 1.0, 1.592, 2.059, 1.820, 1.197},
-    Software{Generation::unpublished, true, 1.0, 1.592, 2.059, 1.820, 1.197},
 };
 
 // The published steps of a generation in one format (8 bits or not) and on one kind of mesh (data-parallel
@@ -83,7 +81,7 @@ TimeParts published_times(const GpuModel& gpu, bool is_fp8) {
     // A100s have no products in 8 bits.
     const Software& of = found == software.end() ? software.front() : *found;
     TimeParts times{{1, 1, 1, 1, 1, 1, 1, 1, 1, 1}};
-    times[TimePart::products] = of.products;
+    if (generation_of(gpu) != Generation::unpublished) times[TimePart::products] = of.products;
     times[TimePart::attention] = of.attention;
     times[TimePart::other] = of.other;
     times[TimePart::tensor_exchange] = of.tensor_exchange;

@@ -116,8 +116,26 @@ class Check {
         for (const auto& made : devices_) workspaces_.emplace_back(*made);
     }
 
-    void run(const std::string& name, const HostTensors& tensors) {
+    void run_named(const std::string& name, const HostTensors& tensors) {
         name_ = name;
+        try {
+            run(name, tensors);
+        } catch (const ProgrammingError& fault) {
+            differs("", fault.what());
+        }
+    }
+
+    const std::map<std::string, HostTensors>& results() const { return results_; }
+    int differences() const { return differences_; }
+
+  private:
+    struct Case {
+        const std::string& op;
+        DType dtype;
+        const HostTensors &inputs, &expected;
+    };
+
+    void run(const std::string& name, const HostTensors& tensors) {
         const auto [op, dtype] = parse(name);
         const bool is_refused = !of_kind(tensors, "refused").empty();
         const HostTensors inputs = of_kind(tensors, "input"), expected = of_kind(tensors, "expected");
@@ -142,16 +160,6 @@ class Check {
         results_[name] = std::move(results);
     }
 
-    const std::map<std::string, HostTensors>& results() const { return results_; }
-    int differences() const { return differences_; }
-
-  private:
-    struct Case {
-        const std::string& op;
-        DType dtype;
-        const HostTensors &inputs, &expected;
-    };
-
     // Compares the bits of the other results of a call that leaves one out.
     void run_without(const Case& given, const std::string& result, const HostTensors& whole) {
         std::vector<std::string> without = {result};
@@ -173,6 +181,7 @@ class Check {
         Operands operands(*devices_[device], given.dtype, given.inputs, given.expected, workspaces_[device]);
         std::visit([&](auto& of) { operands.fill(of, without); }, op);
         if (optional) *optional = optional_results(op);
+        std::visit([](const auto& of) { of.sizes(); }, op);  // a wrong operand is no refusal of the device
         try {
             devices_[device]->ops().run(op);
         } catch (const ProgrammingError& why) {
@@ -254,7 +263,7 @@ int main(int argc, char** argv) {
     }
     try {
         Check check(argv[1]);
-        for (const auto& [name, tensors] : read_cases(argv[2])) check.run(name, tensors);
+        for (const auto& [name, tensors] : read_cases(argv[2])) check.run_named(name, tensors);
         if (argc == 4) write_cases(argv[3], check.results());
         fmt::print("checksum {:016x}\n", checksum(check.results()));
         return check.differences() > 0 ? 1 : 0;

@@ -71,7 +71,7 @@ def adamw(make, n, segments, max_grad_norm, step=3, norm_squared=None, gradients
         for name, x, table in (("m", first, FIRST_MOMENTS), ("v", second, SECOND_MOMENTS)):
             full = make.random.standard_normal(n) * 0.1 if name == "m" else make.random.standard_normal(n)**2 * 0.01
             amax = to_fp32(abs(full).reshape(-1, BLOCK).max(-1))
-            entries = entry_of(np.where(is_small, 0.0, full) / np.repeat(amax, BLOCK), table)
+            entries = entry_of(full / np.repeat(amax, BLOCK), table)  # those of the small tensor count as 0
             held |= {f"{name}:uint8": entries, f"{name}_amax": amax}
             x += np.where(is_small, 0.0, table[entries] * np.repeat(amax, BLOCK))
         held |= of_small if small is not None else {}
@@ -190,7 +190,7 @@ def stored_in_8_bits(x, table):
     per_element = lambda per_block: np.repeat(per_block, BLOCK)
     divided = lambda value, by: np.divide(value, by, out=np.zeros_like(value), where=by > 0)
     exact = entry_of(divided(x.value, per_element(amax.value)), table)
-    # The error of a share: that of the number, that of the greatest, and the division's.
+    # The error of a share: that of the number, that of the greatest, and the division's. Their products are below a hundredth.
     greatest = per_element(amax.value)
     error = 1.01 * divided(x.error + abs(x.value) * (divided(per_element(amax.error), greatest) + bounded.UNIT), greatest)
     share = divided(x.value, greatest)

@@ -139,3 +139,11 @@ def test_wrong_inputs_are_refused(tmp_path, seed, change, message):
     change(made["fill.fp32.0"][0].inputs)
     with pytest.raises(AssertionError, match=message):
         check(tmp_path, made, seed)
+
+
+@pytest.mark.parametrize("is_taken", [True, False], ids=["taken", "refused"])
+def test_a_missing_operand_is_no_refusal(tmp_path, seed, is_taken):
+    made = {"add.fp32.0": (op_cases.make_cases("add", "fp32", seed)[0], is_taken)}
+    del made["add.fp32.0"][0].inputs["a"]
+    with pytest.raises(AssertionError, match="add: a is missing"):
+        check(tmp_path, made, seed)
