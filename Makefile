@@ -214,8 +214,8 @@ deps-of-tests:
 programs-trainer: $(PROGRAM)
 programs-tests: $(TEST_PROGRAMS)
 programs-simulated: $(RUNTIME_TESTS) $(SIMULATED_PROGRAMS)
-programs-kernels: $(filter-out %-thread,$(KERNEL_TESTS)) $(KERNEL_REPORT)
-programs-more: $(filter %-thread,$(KERNEL_TESTS)) $(LAB_TESTS) $(LAB_REPORT) $(SIMULATED_PROBES) $(TESTED_OF_BUNDLE)
+programs-kernels: $(filter-out %-thread,$(KERNEL_TESTS) $(CHECKED_OPS)) $(KERNEL_REPORT)
+programs-more: $(filter %-thread,$(KERNEL_TESTS) $(CHECKED_OPS)) $(LAB_TESTS) $(LAB_REPORT) $(SIMULATED_PROBES) $(TESTED_OF_BUNDLE)
 programs-long: $(LONG_PROGRAMS)
 	@:
 

@@ -291,12 +291,28 @@ class AttentionForward : public Problem {
     }
 
     void run(int variant, int block_size, const LaunchContext& on) override {
+        if (variant == 6 && block_size == 256) return run_eight_warps(on);
         if (variant == 6) {
             return attention_forward(on, out_.data(), lse_.data(), packed_heads<const X>(qkv_.data(), sizes_),
-                                     sizes_, block_size);
+                                     sizes_);
         }
         if constexpr (!std::is_same_v<X, fp16>) return run_earlier(variant, block_size, on);
         llmc::programming_error("no such variant");
+    }
+
+    // The tile of variant 6, of which a thread has half the work; a barrier waits for twice the warps.
+    void run_eight_warps(const LaunchContext& on) {
+        if constexpr (!std::is_same_v<X, float>) {
+            using llmc::cuda::AttentionForwardTiling, llmc::cuda::detail::launch_attention_forward;
+            const QueryKeyValue<const X> qkv = packed_heads<const X>(qkv_.data(), sizes_);
+            if (sizes_.head_size <= 64) {
+                launch_attention_forward<AttentionForwardTiling<X, 64, 16, 2, 8>>(on, out_.data(),
+                                                                                  lse_.data(), qkv, sizes_);
+            } else {
+                launch_attention_forward<AttentionForwardTiling<X, 128, 16, 1, 8>>(on, out_.data(),
+                                                                                   lse_.data(), qkv, sizes_);
+            }
+        }
     }
 
     void run_earlier(int variant, int block_size, const LaunchContext& on) {

@@ -60,6 +60,8 @@ cd "$root"
 cp --parents dev/gpu/*.py dev/cpu/torch_step.py dev/lab/report.py test/python/{model_bounds,model_comparison}.py \
     test/python/{program,reference_gpt2,reference_llama,reference_model,safetensors_file}.py "$folder"
 cp dev/gpu/gpu_check.sh "$folder/gpu_check"
+# Operands and required results of every operation, so that the machine needs neither numpy nor PyTorch.
+"${PYTHON:-python3}" test/python/op_files.py "$folder/ops"
 git describe --always --dirty --exclude='*' >"$folder/commit.txt" 2>/dev/null || echo unknown >"$folder/commit.txt"
 
 megabytes=$(du -sm "$folder" | cut -f1)

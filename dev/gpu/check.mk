@@ -1,12 +1,12 @@
 # `make bundle`, `make gpu-check` and `make bench-gpu-check`, for the Makefile. The bundle is a folder with
 # the programs that the check runs on a GPU. It runs on machines that have only CUDA's libraries and Python.
-# It includes test/probe/model_probe.cpp, which is linked with the trainer's GPU code.
+# It includes the probes of test/probe/, which are linked with the trainer's GPU code.
 
 # Such a machine lacks MPI: the objects are the same, except the one that uses MPI.
 BUNDLE_LIBRARY := $(sort $(filter-out %/transport_mpi.o,$(LIBRARY)) $(call objects,llmc/comm/transport_no_mpi.cpp))
-BUNDLE_PROGRAMS := $(addprefix $(BUILD)/gpu/,train_gpt model_probe)
+BUNDLE_PROGRAMS := $(addprefix $(BUILD)/gpu/,train_gpt model_probe op_check)
 $(BUILD)/gpu/train_gpt: $(BUILD)/objects/train_gpt.o
-$(BUILD)/gpu/model_probe: $(BUILD)/objects/test/probe/model_probe.o
+$(BUILD)/gpu/model_probe $(BUILD)/gpu/op_check: $(BUILD)/gpu/%: $(BUILD)/objects/test/probe/%.o
 $(BUNDLE_PROGRAMS): $(BUNDLE_LIBRARY) $(GPU_OBJECTS) $(BUILD)/library.txt $(BUILD)/link.txt
 	@echo 'link $@'
 	@mkdir -p $(@D)
@@ -37,7 +37,7 @@ bundle: deps  ## a folder that runs `gpu-check` on a machine with a GPU, CUDA's 
 	@$(if $(and $(WITH_CUDA),$(NCCL)),,echo 'error: the bundle is made with nvcc, cublasLt.h and nccl.h, which are not all here' >&2; exit 1)
 	$(get_cudnn_frontend)
 	@$(MAKE) $(in_parallel) $(BUNDLE_PROGRAMS) $(BUILD)/gpu/kernels $(if $(CUPTI),$(PROFILER))
-	@dev/gpu/bundle.sh $(BUILD)/bundle $(PROFILER) $(BUNDLE_PROGRAMS) $(BUILD)/gpu/kernels
+	@PYTHON=$(PYTHON) dev/gpu/bundle.sh $(BUILD)/bundle $(PROFILER) $(BUNDLE_PROGRAMS) $(BUILD)/gpu/kernels
 
 # The probes on the tests' simulated CUDA runtime, like the trainer (test/simt/runtime.mk has op_check-%).
 SIMULATED_PROBES := $(patsubst %,$(BUILD)/test/model_probe-%,$(filter plain,$(RUNTIME_KINDS)))
@@ -46,4 +46,4 @@ $(BUILD)/test/model_probe-$(1) $(BUILD)/test/op_check-$(1): $(BUILD)/test/%-$(1)
     $(RUNTIME_SOURCES) $(SIMULATED_CUDA)) $(LIBRARY) $(BUILD)/library.txt $(BUILD)/link.txt $(BUILD)/kernels.txt $(BUILD)/runtime.txt
 	$$(link_simt) $(CHECKS_$(1)) $$(filter %.o,$$^) $$(LIBRARIES) -lboost_context -o $$@
 endef
-$(foreach kind,$(filter plain,$(RUNTIME_KINDS)),$(eval $(call simulated_probe,$(kind))))
+$(foreach kind,$(RUNTIME_KINDS),$(eval $(call simulated_probe,$(kind))))

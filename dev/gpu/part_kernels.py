@@ -1,24 +1,31 @@
-"""The part `kernels` of the check: every kernel test and PTX wrapper on the GPU, compared with the CPU.
+"""The part `kernels` of the check: every operation on the GPU, within the bounds of its formula of PyTorch's results, and the
+tests of PTX wrappers and launchers.
 
-Each suite of tests runs in its own process, so that a kernel that breaks the GPU's context hides no other. Then small
-tests run under compute-sanitizer.
+Each operation and each suite runs in its own process, so that a kernel that breaks the GPU's context hides no other. Then
+some run under compute-sanitizer.
 """
 
 import concurrent.futures
+import gzip
 import os
+import pathlib
 import re
 import shutil
+import tempfile
 import threading
 import time
 
 import programs
+import safetensors_file
 from results import CheckFailed, Late, Skipped, TimeOver, require
 
-AT_ONCE = 4  # the tests' references run on the CPU
+AT_ONCE = 4  # the lab's references run on the CPU
 SUITE_SECONDS = 150
-# The suites whose threads share memory, the most complicated first.
-SANITIZED = ["Ptx*", "AttentionForward*", "AttentionBackward*", "Matmul*", "LayerNormBackward*", "BiasGradient*", "Classifier*",
-             "Encoder*", "LayerNorm*", "GlobalNorm*", "AdamW*", "Elementwise*", "Gelu*", "Rope*", "HeadNorm*"]
+# The suites and operations whose threads share memory, the most complicated first.
+SANITIZED = ["Ptx*", "attention_forward", "attention_backward", "layernorm_backward", "matmul_backward", "fused_classifier",
+             "encoder_backward", "rmsnorm_backward", "head_norm_backward", "adamw", "attention_cached_forward", "quantise_to_bytes"]
+# The CPU has the same random numbers.
+ROUNDED_AT_RANDOM = ["accumulate", "adamw"]
 SANITIZER_SECONDS = 100
 SMALLEST = "Ptx.LaneId"  # a kernel of one instruction
 
@@ -27,7 +34,9 @@ def run(results, tiny):
     suites = attempt_list(results)
     if not suites:
         return
-    checks = [(suite, run_suite, suite) for suite in suites[:2 if tiny else None]]
+    operations = sorted(path.name.split(".")[0] for path in programs.OPERATIONS.glob("*.gz"))
+    checks = [(f"operation {op}", run_operation, op) for op in (ROUNDED_AT_RANDOM[:1] if tiny else operations)]
+    checks += [(suite, run_suite, suite) for suite in suites[:2 if tiny else None]]
     sanitizer = find_sanitizer()
     for tool in ("memcheck", "racecheck"):
         if not sanitizer:
@@ -71,6 +80,34 @@ def run_suite(suite):
     return {"detail": f"{passed} passed", "tests": passed}
 
 
+def unpacked(op, folder):
+    """The case file of an operation, in `folder`."""
+    path = pathlib.Path(folder, f"{op}.safetensors")
+    with gzip.open(programs.OPERATIONS / f"{path.name}.gz") as packed, open(path, "wb") as whole:
+        shutil.copyfileobj(packed, whole)
+    return path
+
+
+def run_operation(op):
+    """Compares an operation's results with the required ones, and some with the bits of the CPU device."""
+    if programs.Clock.at_most(5) < 5:
+        raise TimeOver
+    with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
+        cases, results = unpacked(op, folder), {}
+        for device in ("cuda", "cpu") if op in ROUNDED_AT_RANDOM else ("cuda",):
+            path = pathlib.Path(folder, device)
+            done = programs.run([programs.OP_CHECK, device, cases, path], SUITE_SECONDS)
+            said = done.stdout + done.stderr
+            # The file has the GPU's bounds, and what the GPU lacks: the CPU's differences do not count.
+            require(done.returncode == 0 or device == "cpu" and path.exists(), programs.tail(said))
+            results[device] = safetensors_file.load(path)
+    on_gpu = results["cuda"]
+    others = [name for name, entry in on_gpu.items() if results.get("cpu", on_gpu).get(name) != entry]
+    require(not others, f"{len(others)} results have other bits on the CPU, such as {', '.join(others[:3])}")
+    cases = {name.split("/")[0] for name in on_gpu}
+    return {"detail": f"{len(cases)} cases", "cases": len(cases)}
+
+
 def find_sanitizer():
     homes = [os.environ.get("CUDA_HOME"), "/usr/local/cuda"]
     path = os.pathsep.join([os.environ.get("PATH", "")] + [f"{home}/bin" for home in homes if home])
@@ -81,7 +118,7 @@ class Sanitizer:
     """A tool of compute-sanitizer. The smallest test finds out, once, whether the tool works on this machine."""
 
     def __init__(self, path, tool):
-        self.command = [path, "--tool", tool, programs.KERNELS]
+        self.command = [path, "--tool", tool]
         self.lock = threading.Lock()
         self.refusal = None  # None: not known yet; "": the tool works
 
@@ -91,7 +128,11 @@ class Sanitizer:
         if seconds < 10:
             raise TimeOver
         try:
-            done = programs.run([*self.command, f"--gtest_filter={pattern}"], seconds)
+            if (programs.OPERATIONS / f"{pattern}.safetensors.gz").exists():
+                with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
+                    done = programs.run([*self.command, programs.OP_CHECK, "cuda", unpacked(pattern, folder)], seconds)
+            else:
+                done = programs.run([*self.command, programs.KERNELS, f"--gtest_filter={pattern}"], seconds)
         except Late as late:
             if seconds < SANITIZER_SECONDS:
                 raise TimeOver from late

@@ -17,7 +17,8 @@ BUNDLE = pathlib.Path(os.environ.get("BUNDLE", pathlib.Path(__file__).resolve().
 sys.path.insert(0, str(BUNDLE / "test/python"))
 import program  # noqa: E402  (of the tests, in the bundle)
 
-TRAIN_GPT, PROBE, KERNELS = (BUNDLE / "bin" / name for name in ("train_gpt", "model_probe", "kernels"))
+TRAIN_GPT, PROBE, OP_CHECK, KERNELS = (BUNDLE / "bin" / name for name in ("train_gpt", "model_probe", "op_check", "kernels"))
+OPERATIONS = BUNDLE / "ops"  # case files
 PROFILER = BUNDLE / "lib/libkernel_times.so"
 
 

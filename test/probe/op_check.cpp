@@ -1,14 +1,15 @@
 // op_check DEVICE CASES.safetensors [RESULTS.safetensors]
 //
 // Runs operations on a device, "cpu" or "cuda", and compares their results with those in a file, which
-// test/python/test_ops.py writes. Case k of an operation in a dtype has the tensors OP.DTYPE.k/KIND/OPERAND:
+// test/python/op_files.py writes. Case k of an operation in a dtype has the tensors OP.DTYPE.k/KIND/OPERAND:
 //   input/x     a field of the operation (operands.h)
 //   expected/x  a result
 //   bound/x     the greatest error of each of its elements; without it the result must be exact
-//   refused/1   the device lacks this: the call must throw
-// A case is run twice, without each optional result, and on the CPU with one and with three threads; the results have
-// the same bits (those of products may depend on the threads). Each difference is a line. The last line is a checksum
-// of all results; RESULTS receives them.
+//   refused/1   chips below this architecture lack it (90: sm_90; the CPU counts as 0): the call must throw
+//   misaligned/1 the operands may begin at any element
+// A case is run twice, with misaligned operands if it may, without each optional result, and on the CPU with one and
+// with three threads; the results have the same bits (those of products may depend on the threads). Each difference is
+// a line. The last line is a checksum of all results; RESULTS receives them.
 #include <fmt/format.h>
 #include <xxhash.h>
 
@@ -112,7 +113,12 @@ class Check {
         for (const int threads : {1, 3}) {
             if (is_cpu_) devices_.push_back(make_cpu_device(threads));
         }
-        if (!is_cpu_) devices_.push_back(make_cuda_device({}));
+        if (!is_cpu_) {
+            const Gpus gpus = find_gpus();
+            if (gpus.all.empty()) user_error("there is no GPU here, because {}", gpus.why_none);
+            architecture_ = gpus.all.front().architecture;
+            devices_.push_back(make_cuda_device({}));
+        }
         for (const auto& made : devices_) workspaces_.emplace_back(*made);
     }
 
@@ -137,7 +143,8 @@ class Check {
 
     void run(const std::string& name, const HostTensors& tensors) {
         const auto [op, dtype] = parse(name);
-        const bool is_refused = !of_kind(tensors, "refused").empty();
+        const HostTensors refused = of_kind(tensors, "refused");
+        const bool is_refused = !refused.empty() && architecture_ < refused.begin()->second.values.front();
         const HostTensors inputs = of_kind(tensors, "input"), expected = of_kind(tensors, "expected");
         const Case given{op, dtype, inputs, expected};
         HostTensors results;
@@ -154,6 +161,8 @@ class Check {
         // oneDNN chooses by the number of threads.
         if (is_cpu_ && op.find("matmul") == std::string::npos && !same_bits(results, run(1, given)))
             differs("", "has other bits with 3 threads");
+        if (!of_kind(tensors, "misaligned").empty() && !same_bits(results, run(0, given, {}, nullptr, true)))
+            differs("", "has other bits with misaligned operands");
         // ops_products.h: a tensor in 8 bits has one copy at least.
         if (op == "quantise_to_bytes" && optional.size() == 1) optional.clear();
         for (const std::string& result : optional) run_without(given, result, results);
@@ -176,9 +185,10 @@ class Check {
 
     // Everything that the call wrote; `optional` receives the results that it may leave out.
     HostTensors run(std::size_t device, const Case& given, const std::vector<std::string>& without = {},
-                    std::vector<std::string>* optional = nullptr) {
+                    std::vector<std::string>* optional = nullptr, bool misaligned = false) {
         Op op = operation_named(given.op);
-        Operands operands(*devices_[device], given.dtype, given.inputs, given.expected, workspaces_[device]);
+        Operands operands(*devices_[device], given.dtype, given.inputs, given.expected, workspaces_[device],
+                          misaligned);
         std::visit([&](auto& of) { operands.fill(of, without); }, op);
         if (optional) *optional = optional_results(op);
         std::visit([](const auto& of) { of.sizes(); }, op);  // a wrong operand is no refusal of the device
@@ -238,6 +248,7 @@ class Check {
     }
 
     bool is_cpu_;
+    int architecture_ = 0;
     std::vector<std::unique_ptr<Device>> devices_;
     std::deque<Workspace> workspaces_;  // by device
     std::map<std::string, HostTensors> results_;

@@ -5,10 +5,6 @@
 // as a ProgrammingError. (With the address sanitizer, reading around an operand ends the program.)
 #pragma once
 
-#if defined(__SANITIZE_ADDRESS__)
-#include <sanitizer/asan_interface.h>
-#endif
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -24,6 +20,12 @@
 #include "llmc/device/cuda/workspace.h"
 #include "llmc/device/device.h"
 #include "llmc/device/ops.h"
+
+// Of the address sanitizer; null in a program without it.
+extern "C" {
+__attribute__((weak)) void __asan_poison_memory_region(const volatile void*, std::size_t);    // NOLINT
+__attribute__((weak)) void __asan_unpoison_memory_region(const volatile void*, std::size_t);  // NOLINT
+}
 
 namespace llmc::probe {
 
@@ -76,13 +78,17 @@ inline std::vector<double> decode(const std::vector<std::byte>& bytes, DType dty
 // sanitizer is enabled.
 class GuardedTensor {
   public:
-    GuardedTensor(Device& device, DType dtype, const Shape& shape, const std::vector<std::byte>& content)
+    // It begins at a multiple of 256 bytes, or `behind` bytes after one.
+    GuardedTensor(Device& device, DType dtype, const Shape& shape, const std::vector<std::byte>& content,
+                  std::size_t behind = 0)
         : device_(device),
           bytes_(content.size()),
-          memory_(device.allocate(bytes_ + 2 * guard_bytes, "op probe")),
-          tensor_{memory_ + guard_bytes, dtype, shape} {
+          guard_(has_red_zones(device) && bytes_ > 0 ? 0 : guard_bytes),
+          front_(guard_ + behind),
+          memory_(device.allocate(front_ + bytes_ + guard_, "op probe")),
+          tensor_{memory_ + front_, dtype, shape} {
         check(tensor_.bytes() == bytes_, "a tensor is given with as many elements as its shape has");
-        const std::vector<std::byte> guard(guard_bytes, guard_value);
+        const std::vector<std::byte> guard(front_, guard_value);
         device.upload(front_guard(), guard.data());
         device.upload(tensor_, content.data());
         device.upload(back_guard(), guard.data());
@@ -106,9 +112,9 @@ class GuardedTensor {
     // After this call the guards may be read.
     bool guards_are_whole() const {
         permit_guards();
-        std::vector<std::byte> guards(2 * guard_bytes);
+        std::vector<std::byte> guards(front_ + guard_);
         device_.download(guards.data(), front_guard());
-        device_.download(guards.data() + guard_bytes, back_guard());
+        device_.download(guards.data() + front_, back_guard());
         return std::all_of(guards.begin(), guards.end(), [](std::byte b) { return b == guard_value; });
     }
 
@@ -116,27 +122,27 @@ class GuardedTensor {
     static constexpr std::size_t guard_bytes = buffer_alignment;  // keeps the tensor aligned
     static constexpr std::byte guard_value{0x5a};
 
-    // As two-byte elements, because a bf16 tensor may end at any even byte.
-    Tensor front_guard() const { return {memory_, DType::bf16, {guard_bytes / 2}}; }
-    Tensor back_guard() const { return {memory_ + guard_bytes + bytes_, DType::bf16, {guard_bytes / 2}}; }
+    Tensor front_guard() const { return {memory_, DType::uint8, {static_cast<std::int64_t>(front_)}}; }
+    Tensor back_guard() const {
+        return {memory_ + front_ + bytes_, DType::uint8, {static_cast<std::int64_t>(guard_)}};
+    }
 
-    // The address sanitizer checks the CPU's memory only.
+    // With the address sanitizer, each allocation of a simulated GPU has red zones.
+    static bool has_red_zones(Device& device) {
+        return __asan_poison_memory_region && device.kind() == DeviceKind::cuda;
+    }
     void forbid_guards() const {
-#if defined(__SANITIZE_ADDRESS__)
-        if (device_.kind() != DeviceKind::cpu) return;
-        ASAN_POISON_MEMORY_REGION(memory_, guard_bytes);
-        ASAN_POISON_MEMORY_REGION(memory_ + guard_bytes + bytes_, guard_bytes);
-#endif
+        if (!__asan_poison_memory_region || has_red_zones(device_)) return;
+        __asan_poison_memory_region(memory_, front_);
+        __asan_poison_memory_region(memory_ + front_ + bytes_, guard_);
     }
     void permit_guards() const {
-#if defined(__SANITIZE_ADDRESS__)
-        if (device_.kind() != DeviceKind::cpu) return;
-        ASAN_UNPOISON_MEMORY_REGION(memory_, bytes_ + 2 * guard_bytes);
-#endif
+        if (!__asan_poison_memory_region || has_red_zones(device_)) return;
+        __asan_unpoison_memory_region(memory_, front_ + bytes_ + guard_);
     }
 
     Device& device_;
-    std::size_t bytes_;
+    std::size_t bytes_, guard_, front_;  // of the tensor, of a guard, and of all before the tensor
     std::byte* memory_;
     Tensor tensor_;
 };
@@ -177,9 +183,15 @@ class Workspace {
 // represent.
 class Operands {
   public:
+    // With `misaligned`, each operand begins one element behind a multiple of 256 bytes.
     Operands(Device& device, DType X, const HostTensors& inputs, const HostTensors& results,
-             Workspace& workspace)
-        : device_(device), X_(X), inputs_(inputs), results_(results), workspace_(workspace) {}
+             Workspace& workspace, bool misaligned = false)
+        : device_(device),
+          X_(X),
+          misaligned_(misaligned),
+          inputs_(inputs),
+          results_(results),
+          workspace_(workspace) {}
 
     // Leaves out the results `without`.
     template <class O>
@@ -222,8 +234,9 @@ class Operands {
         GuardedTensor memory;
         std::string result;  // its name; empty: the operation only reads it
 
-        Operand(std::vector<std::byte> content, Device& device, DType dtype, const Shape& shape)
-            : before(std::move(content)), memory(device, dtype, shape, before) {}
+        Operand(std::vector<std::byte> content, Device& device, DType dtype, const Shape& shape,
+                std::size_t behind)
+            : before(std::move(content)), memory(device, dtype, shape, before, behind) {}
     };
 
     const HostTensor* find(const HostTensors& tensors, std::string_view name) {
@@ -269,7 +282,7 @@ class Operands {
         const DType dtype = field.dtype.fixed ? *field.dtype.fixed : like.dtype.value_or(X_);
         const auto [made, _] = operands_.try_emplace(
             std::string(field.name), given ? encoded(field.name, *given, dtype) : garbage(dtype, like.shape),
-            device_, dtype, like.shape);
+            device_, dtype, like.shape, misaligned_ ? size_of(dtype) : 0);
         if (writes) made->second.result = field.name;
         place(field, made->second.memory.tensor());
     }
@@ -330,6 +343,7 @@ class Operands {
 
     Device& device_;
     DType X_;
+    bool misaligned_;
     const HostTensors &inputs_, &results_;
     Workspace& workspace_;
     std::map<std::string, Operand, std::less<>> operands_;

@@ -18,6 +18,9 @@ class Case:
     def rows(self, *names):
         return self.whole(*(self.inputs[name].shape[-1] for name in names if name in self.inputs))
 
+    def bytes_of_a_row(self, name):
+        return self.inputs[name].shape[-1] * SIZES[self.dtype]
+
     def tensor(self, name):
         return self.whole(math.prod(self.inputs[name].shape))
 
@@ -46,7 +49,9 @@ def any_size(case):
 TAKES = {
     "encoder_forward": lambda case: case.rows("wte"),
     "encoder_backward": lambda case: case.rows("dout"),
-    **dict.fromkeys(("layernorm_forward", "layernorm_backward", "rmsnorm_forward", "rmsnorm_backward"), lambda case: case.rows("in")),
+    **dict.fromkeys(("layernorm_forward", "rmsnorm_forward"), lambda case: case.rows("in")),
+    "layernorm_backward": lambda case: case.rows("in") and case.bytes_of_a_row("in") <= 24 << 10,
+    "rmsnorm_backward": lambda case: case.rows("in") and case.bytes_of_a_row("in") <= 32 << 10,
     **dict.fromkeys(("fused_residual_layernorm_forward", "fused_residual_rmsnorm_forward"), lambda case: case.rows("in1")),
     "matmul_forward": lambda case: "pre_gelu" not in case.results or case.whole(
         math.prod(case.inputs["in"].shape[:-1]) * case.inputs["weight"].shape[0]),
@@ -70,11 +75,13 @@ TAKES = {
 }
 
 
-OF_BYTES = {"quantise_to_bytes", "fp8_matmul_forward", "fp8_matmul_backward"}  # the CPU's products read bf16
+NONE, FP8_PRODUCTS = 1000, 89  # no chip computes it; the first one with products in 8 bits
 
 
-def takes(device, chip, op, case, dtype):
-    """Whether a device, "cpu" or "gpu", computes a case. `chip` is 90 for sm_90."""
-    if op in OF_BYTES and (device == "cpu" or op != "quantise_to_bytes" and chip < 89):
-        return False
-    return device == "cpu" or bool(TAKES.get(op, any_size)(Case(case, dtype)))
+def least_chip(device, op, case, dtype):
+    """The least architecture (90: sm_90) that computes a case. The CPU's is 0."""
+    if op in ("quantise_to_bytes", "fp8_matmul_forward", "fp8_matmul_backward") and device == "cpu":
+        return NONE  # its products read bf16
+    if device == "cpu" or TAKES.get(op, any_size)(Case(case, dtype)):
+        return FP8_PRODUCTS if op.startswith("fp8_matmul") else 0
+    return NONE

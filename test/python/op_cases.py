@@ -44,6 +44,9 @@ ATTENTION_WITH_GROUPS = [
     of(1, 300, 2, 8, K=1, window=131, apart=True), of(1, 33, 4, 32, K=2, window=100), of(2, 40, 3, 16, window=39, apart=True),
     of(1, 130, 2, 128), of(1, 70, 2, 128, K=1, window=17, apart=True), of(2, 37, 4, 96, K=2)]
 
+# A GPU's block has pieces of 16 bytes of a row. In the backward passes of the norms, its threads (384 or 512) have one, two or
+# four each; more are refused.
+LONG_ROWS = (3080, 6152, 12280, 16384)
 LARGEST_FP16 = 65504
 OPERATIONS = {
     "encoder_forward": Operation(
@@ -53,7 +56,7 @@ OPERATIONS = {
          of(2, 8, 16, 32, rows=(40, 48)), of(2, 8, 16, 32, rows=(40, 48), with_wpe=False)]),
     "encoder_backward": Operation(
         encoder_backward, [of(2, 3, 5, 4), of(1, 1, 8, 3, longer=2)],
-        [of(2, 8, 16, 32), of(3, 13, 10, 37), of(1, 1, 5, 1), of(4, 64, 128, 256, longer=7), of(2, 40, 17, 2),
+        [of(2, 8, 16, 32), of(3, 13, 10, 37), of(1, 1, 5, 1), of(4, 64, 128, 256, longer=7), of(2, 40, 17, 2), of(3, 13, 264, 37),
          of(3, 13, 10, 37, rows=(0, 13)), of(2, 40, 17, 5, rows=(3, 5)), of(2, 8, 16, 32, rows=(40, 48)),
          of(3, 13, 10, 37, with_dwpe=False), of(3, 13, 10, 37, rows=(13, 37), with_dwpe=False)]),
     "layernorm_forward": Operation(
@@ -64,7 +67,8 @@ OPERATIONS = {
         layernorm_backward, [of(1, 5, offset=4.0), of(3, 13, offset=-4.0)],
         [of(2, 8, 16), of(3, 13, 20, offset=1.0), of(2, 5, 65), of(4, 64, 128), of(1, 1, 384, offset=4.0),
          of(3, 13, 20, want=("din",)), of(3, 13, 20, want=("dgamma", "dbeta")), of(3, 13, 20, want=("dgamma",)),
-         of(4, 64, 128, want=("din", "dgamma")), of(3, 1600), of(700, 40)]),
+         of(4, 64, 128, want=("din", "dgamma")), of(3, 1600), of(700, 40),
+         *(of(2, C) for C in LONG_ROWS), of(2, 6144, want=("dgamma",))]),
     "fused_residual_layernorm_forward": Operation(
         fused_residual_layernorm_forward, [of(1, 5, offset=4.0), of(3, 13, offset=-4.0)],
         [of(2, 8, 16), of(3, 13, 20, offset=1.0), of(2, 5, 65), of(4, 64, 128), of(1, 1, 384, offset=4.0),
@@ -77,7 +81,8 @@ OPERATIONS = {
         rmsnorm_backward, [of(1, 5, offset=4.0), of(3, 13, weight=False)],
         [of(2, 8, 16), of(3, 13, 20, offset=1.0), of(2, 5, 65), of(4, 64, 128), of(1, 1, 384, offset=4.0),
          of(3, 13, 20, want=("din",)), of(3, 13, 20, want=("dweight",)), of(4, 64, 128, weight=False),
-         of(3, 13, 20, weight=False, want=("din",)), of(5, 4096)]),
+         of(3, 13, 20, weight=False, want=("din",)), of(5, 4096), of(700, 40),
+         *(of(2, C) for C in LONG_ROWS), of(2, 6144, want=("dweight",))]),
     "fused_residual_rmsnorm_forward": Operation(
         fused_residual_rmsnorm_forward, [of(1, 5, offset=4.0), of(3, 13, weight=False)],
         [of(2, 8, 16), of(3, 13, 20, offset=1.0, eps=SMALL_EPS), of(2, 5, 65), of(4, 64, 128), of(1, 1, 384, offset=4.0),
@@ -133,25 +138,26 @@ OPERATIONS = {
     "rope": Operation(
         rope, [of(1, 3, count=1, size=2), of(2, 3, count=2, size=6, first=3, more=1, position=4), of(5, count=1, size=4, inverse=True)],
         [of(2, 8, count=4, size=16, more=32), of(2, 13, count=3, size=24, first=8, position=100, longer=5, inverse=True),
-         of(1, 1, count=2, size=128, first=128, position=37), of(3, 5, count=8, size=64, inverse=True), of(7, count=5, size=10, first=1)]),
+         of(1, 1, count=2, size=128, first=128, position=37), of(3, 5, count=8, size=64, inverse=True), of(7, count=5, size=10, first=1),
+         of(9, 13, count=9, size=64, more=8), of(9, 13, count=9, size=24, first=8, more=16)]),
     "head_norm_forward": Operation(
         head_norm_forward,
         [of(3, count=1, size=5), of(2, 3, count=2, size=6, first=3, more=1, out_first=1, out_more=2, eps=0.25),
          of(4, count=1, size=7, ranks=2, eps=0.25, weight=False)],
-        [of(2, 8, count=4, size=16, more=16), of(1, 13, count=3, size=24, out_first=8, weight=False), of(5, count=8, size=128, first=256),
-         of(1, count=1, size=2048, eps=0.5), of(9, count=1, size=64, ranks=1), of(9, count=1, size=200, ranks=4, first=8, out_more=3)]),
+        [of(2, 8, count=4, size=16, more=16), of(1, 13, count=3, size=24, out_first=8, weight=False), of(37, count=8, size=128, first=256),
+         of(9, count=1, size=2048, eps=0.5), of(90, count=1, size=64, ranks=1), of(9, count=1, size=200, ranks=4, first=8, out_more=3)]),
     "head_norm_sums": Operation(
-        head_norm_sums, [of(3, size=5), of(2, 2, size=9, first=1, more=2)], [of(13, size=37), of(1, size=4096, first=8), of(2, 16, size=128)]),
+        head_norm_sums, [of(3, size=5), of(2, 2, size=9, first=1, more=2)], [of(13, size=37), of(5, size=4096, first=8), of(2, 70, size=128)]),
     "head_norm_backward": Operation(
         head_norm_backward,
         [of(3, count=1, size=5), of(2, 3, count=2, size=6, first=3, more=1, dout_first=1, din_more=2),
          of(4, count=1, size=7, ranks=2, weight=False, in_place=True)],
         [of(2, 8, count=4, size=16, more=16, in_place=True), of(1, 13, count=3, size=24, din_first=8, weight=False, dweight=False),
-         of(37, count=8, size=128, first=256, dout_more=8), of(3, count=1, size=2048), of(9, count=1, size=64, ranks=1, in_place=True),
+         of(37, count=8, size=128, first=256, dout_more=8), of(9, count=1, size=4096), of(90, count=1, size=64, ranks=1, in_place=True),
          of(70, count=1, size=200, ranks=4, first=8, dout_first=3), of(5, count=2, size=33, dweight=False, in_place=True)]),
     "head_norm_backward_sums": Operation(
         head_norm_backward_sums, [of(3, size=5), of(2, 2, size=9, first=1, more=2, weight=False)],
-        [of(13, size=37, dout_first=3), of(5, size=4096, first=8), of(2, 16, size=128, weight=False)]),
+        [of(13, size=37, dout_first=3), of(5, size=4096, first=8), of(2, 70, size=128, weight=False)]),
     "fused_classifier": Operation(
         fused_classifier, [of(3, 7, 9, ignored=1), of(4, 11, 11, write_dlogits=False), of(5, 8, 10, large=True),
          of(3, 7, 9, ignored=1, cap=5.0, z_loss=0.125), of(2, 7, 9, z_loss=0.125)],
@@ -193,25 +199,24 @@ OPERATIONS = {
          of(12, [(0, 4, 0.1), (8, 12, 0.0)], max_grad_norm=0.05, step=1),
          of(5120, [(4, 5116, 0.1)], max_grad_norm=1.0, gradients_in_x=True),
          of(8208, [(0, 4100, 0.1), (4100, 8208, 0.0)], max_grad_norm=1.0, rounding=(2**40, 2**50)),
-         *(of(1024, [(0, 300, 0.1), (512, 1000, 0.0)], max_grad_norm=limit, loss_scale=scale, moments=moments, rounding=rounding,
-              has_master=has_master, gradients_in_x=in_x, small=small)
-           for limit, scale, moments, rounding, has_master, in_x, small in (
-               (1.0, 2.0**15, "fp32", None, True, False, None), (0.0, 2.0**-3, "fp32", (7, 128), False, True, None),
-               (1.0, 1.0, "bf16", None, True, False, None), (0.5, 1.0, "bf16", (7, 128), False, True, None),
-               (1.0, 1.0, "uint8", None, True, False, None), (0.5, 2.0**10, "uint8", (7, 128), False, True, None),
-               (0.0, 1.0, "uint8", (7, 128), True, False, 0))),
+         *(of(2560, [(0, 300, 0.1), (512, 2500, 0.0)], max_grad_norm=limit, loss_scale=scale, moments=moments, rounding=rounding,
+              has_master=has_master, gradients_in_x=in_x)
+           for moments in ("fp32", "bf16", "uint8") for has_master in (True, False) for in_x in (False, True)
+           for limit, scale, rounding in ((1.0, 2.0**10, None), (0.0, 1.0, (7, 128))) if has_master or rounding),
+         *(of(1024, [(0, 300, 0.1), (512, 1000, 0.0)], max_grad_norm=limit, loss_scale=2.0**-3, moments="uint8", small=0, rounding=rounding)
+           for limit, rounding in ((1.0, None), (0.0, (7, 128)))),
          of(512, [(0, 512, 0.1)], max_grad_norm=1.0, norm_squared=math.inf, moments="uint8"),
          of(512, [(0, 512, 0.1)], max_grad_norm=1.0, norm_squared=math.inf, moments="bf16")]),
-    "cast": Operation(cast, [of(5)], [of(3, 37), of(1000)]),
+    "cast": Operation(cast, [of(5)], [of(3, 37), of(5000), of(5000, half="fp16")]),
     "copy": Operation(copy, [of(5)], [of(3, 37), of(1), of(1000), of(4, 64, 128)],
                       dtypes=("fp32", "bf16", "fp64", "int32")),
-    "fill": Operation(fill, [of(5, value=-3.0)], [of(13, value=7.0), of(1, value=0.0), of(4, 100, value=2.0)],
+    "fill": Operation(fill, [of(5, value=-3.0)], [of(13, value=7.0), of(1, value=0.0), of(4, 1250, value=2.0)],
                       dtypes=("fp32", "bf16", "fp64", "int32")),
     "add": Operation(
-        add, [of(3, 5), of(7, in_place="a"), of(7, in_place="b")], [of(2, 13, 37), of(1), of(1000, in_place="a")]),
+        add, [of(3, 5), of(7, in_place="a"), of(7, in_place="b")], [of(2, 13, 37), of(1), of(5000), of(1000, in_place="a")]),
     "accumulate": Operation(
         accumulate, [of(3, 5), of(3, 5, in_x=True)],
-        [of(2, 13, 37), of(1), of(1000), of(1000, in_x=True, rounding=(2**40, 2**50, 2**52))], dtypes=("bf16",)),
+        [of(2, 13, 37), of(1), of(5000), of(5000, in_x=True, rounding=(2**40, 2**50, 2**52))], dtypes=("bf16",)),
     "amax": Operation(amax, [of(5), of(3, before=9.0)], [of(1), of(1000), of(4099, special=-7.5), of(64, special=-math.inf)], dtypes=("bf16",)),
     "quantise": Operation(
         quantise, [of(7, 3.0), of(7, 3.0, e5m2=True)],
@@ -221,7 +226,7 @@ OPERATIONS = {
     "quantise_to_bytes": Operation(
         quantise_to_bytes, [], [of(16, 16, 3.0), of(48, 112, 6.5), of(80, 64, 0.25, e5m2=True), of(128, 256, 448.0),
                                 of(16, 48, 2.0**-20, e5m2=True, transposed=False), of(64, 32, 2.0, plain=False),
-                                of(32, 64, 2.0, special=-math.inf), of(32, 64, 2.0, e5m2=True, special=math.nan)],
+                                of(96, 160, 450.0, every=True), of(96, 160, 3.0, e5m2=True, every=True)],
         dtypes=("bf16",)),
     # Rows, inputs, outputs.
     "fp8_matmul_forward": Operation(
@@ -234,7 +239,7 @@ OPERATIONS = {
     "all_finite": Operation(
         all_finite,
         [of(5), of(5, special=math.nan, place=4), of(3, special=-math.inf), of(70, special=math.inf, place=69)],
-        [of(1), of(1000), of(1000, special=math.inf, place=500), of(37, special=math.nan),
+        [of(1), of(5000), of(5000, special=math.inf, place=2500), of(5000, special=math.nan, place=4999), of(37, special=math.nan),
          of(37, special=math.inf, place=36)]),
 }
 
@@ -245,7 +250,7 @@ def dtypes_of(op):
 
 
 def make_cases(op, dtype, seed, device="cpu"):
-    """The cases of an operation in a dtype, determined by the seed, with the bounds of a device, "cpu" or "gpu"."""
+    """The cases of an operation in a dtype, determined by the seed, with the bounds of a device, "cpu" or "cuda"."""
     operation = OPERATIONS[op]
     # numpy promises to keep this generator's numbers the same.
     random = np.random.RandomState([seed, zlib.crc32(op.encode()), zlib.crc32(dtype.encode())])
@@ -257,3 +262,8 @@ def make_cases(op, dtype, seed, device="cpu"):
         case.name = ", ".join([str(size) for size in sizes] + [f"{name}={value}" for name, value in options.items()])
         cases.append(case)
     return cases
+
+
+# A GPU's kernels take their operands at any element; flat buffers' pieces begin anywhere. (The CPU's take all.)
+AT_ANY_ADDRESS = ("accumulate", "add", "all_finite", "amax", "cast", "copy", "fill", "relu_squared_forward", "relu_squared_backward",
+                  "soft_cap", "sum")

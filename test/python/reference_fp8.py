@@ -33,13 +33,13 @@ def bytes_of(x, e5m2):
     return (exponent - least) * 2.0**bits + in_units + 128.0 * np.signbit(x)
 
 
-def quantise_to_bytes(make, N, C, amax, e5m2=False, plain=True, transposed=True, special=None):
-    """`special` is infinite or NaN, and becomes NaN."""
+def quantise_to_bytes(make, N, C, amax, e5m2=False, plain=True, transposed=True, every=False):
+    """`every`: x has any bits that a bf16 may have. Infinity and NaN become NaN."""
     x = make.normal(N, C) * 2.0 ** make.integers(-20, 2, N, C)
+    if every:
+        x = torch.tensor(make.random.randint(-2**15, 2**15, (N, C)).astype(np.int16)).view(torch.bfloat16).to(torch.float64).numpy()
     scale = scale_of(amax, e5m2)
-    exact = bytes_of(rounded(x * scale, e5m2), e5m2)
-    if special is not None:
-        x[N // 2, C // 3], exact[N // 2, C // 3] = special, 0x7f
+    exact = np.where(np.isfinite(x), bytes_of(rounded(np.where(np.isfinite(x), x, 0) * scale, e5m2), e5m2), 0x7f)
     results = {"inverse": np.array([1 / scale])}
     results |= ({"plain": exact} if plain else {}) | ({"transposed": exact.T} if transposed else {})
     return make_case({"x": x, "amax": np.array([amax]), "format": np.array([float(e5m2)])}, results, results)

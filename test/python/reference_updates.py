@@ -206,13 +206,13 @@ CAST_VALUES = [1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20, 1 + 2**-8 - 2**-20,
                2.0**-149, 3.4e38, 3.3895e38, -3.4e38, math.inf, -math.inf, math.nan]
 
 
-def cast(make, *shape):
-    """All results are exact: PyTorch rounds to nearest, ties to even, as ops.h requires for X."""
+def cast(make, *shape, half="bf16"):
+    """All results are exact: PyTorch rounds to nearest, ties to even, as ops.h requires for X. `half`: of the numbers that become fp32."""
     x = np.concatenate([make.normal_fp32(*shape).reshape(-1), to_fp32(CAST_VALUES)])
     if make.dtype == "fp32":
-        x = to_bf16(x)
-    rounded = to_fp16(x) if make.dtype == "fp16" else to_bf16(x)
-    return make_case({f"in:{'bf16' if make.dtype == 'fp32' else 'fp32'}": x}, {"out": rounded}, {"out": rounded})
+        x = (to_fp16 if half == "fp16" else to_bf16)(x)
+    rounded = x if make.dtype == "fp32" else make.rounded(x)
+    return make_case({f"in:{half if make.dtype == 'fp32' else 'fp32'}": x}, {"out": rounded}, {"out": rounded})
 
 
 def copy(make, *shape):

@@ -16,7 +16,7 @@ import run_paths
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("BUILD_DIR", ROOT / "build"))
-SIMULATED = [BUILD / "test" / name for name in ("train_gpt-plain", "model_probe-plain", "kernels-thread")]
+SIMULATED = [BUILD / "test" / name for name in ("train_gpt-plain", "model_probe-plain", "op_check-plain", "kernels-thread")]
 PATIENCE = float(os.environ.get("PATIENCE", 1))
 ALGORITHMS = "algorithms of cuBLASLt for GPT-2 124M"
 
@@ -28,7 +28,7 @@ import results  # noqa: E402
 
 def make_bundle(folder, programs, profiler="none", megabytes=60):
     return subprocess.run([ROOT / "dev/gpu/bundle.sh", folder, profiler, *programs], capture_output=True, text=True,
-                          env={**os.environ, "BUNDLE_MEGABYTES": str(megabytes)})
+                          env={**os.environ, "PYTHON": sys.executable, "BUNDLE_MEGABYTES": str(megabytes)})
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +152,7 @@ def test_arguments_come_before_what_is_missing(simulated, tmp_path):
         "error: there is no part foo; there are first, kernels, model, bench, lab\n")
     for arguments, what in (["run"], "run takes a program"), (["run", "foo"], "there is no program foo"):
         wrong = check(bundle, *arguments, **environment)
-        assert (wrong.returncode, wrong.stderr) == (2, f"error: {what}; there are kernels, model_probe, train_gpt\n")
+        assert (wrong.returncode, wrong.stderr) == (2, f"error: {what}; there are kernels, model_probe, op_check, train_gpt\n")
     for arguments in (["model"], ["run", "train_gpt", "--version"]):
         missing = check(bundle, *arguments, **environment)
         assert missing.returncode == 1 and missing.stdout == ""
@@ -320,10 +320,18 @@ case $* in
     *Lab*) printf 'x.cpp:1: Failure\\nit is 1 too large\\n[  FAILED  ] Lab.wrong.c (0 ms)\\n'; exit 1 ;;
 esac
 """)
+    # Its results are the cases themselves.
+    (copy / "bin/op_check").write_text("""#!/bin/sh
+case $* in
+    *rope*) echo 'rope.bf16.0/x element 3 is 1, not 2 within 0.01'; exit 1 ;;
+    cpu*accumulate*) printf '\\002\\0\\0\\0\\0\\0\\0\\0{}' >$3 ;;
+    *) cp $2 $3 ;;
+esac
+""")
     tools = tool(tmp_path, "compute-sanitizer", """
 case $* in
     *memcheck*) printf '========= Error: Device not supported. Please refer to it\\n========= ERROR SUMMARY: 0 errors\\n' ;;
-    *racecheck*Gelu*) echo 'killed in the middle'; exit 9 ;;
+    *racecheck*adamw*) echo 'killed in the middle'; exit 9 ;;
     *racecheck*Ptx*) echo '========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)' ;;
     *) printf '========= Error: Race reported between Write access\\n========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)\\n' ;;
 esac
@@ -334,11 +342,14 @@ esac
     assert found["Good"]["status"] == "passed" and found["Good"]["tests"] == 1
     assert found["Crash/0"]["status"] == "failed" and "status -11" in found["Crash/0"]["detail"]
     assert "Lab.wrong.c" in found["Lab.wrong"]["detail"] and "1 too large" in found["Lab.wrong"]["detail"]
+    assert "element 3 is 1" in found["operation rope"]["detail"] and found["operation rope"]["status"] == "failed"
+    assert "other bits on the CPU" in found["operation accumulate"]["detail"]
+    assert found["operation adamw"]["status"] == "passed" and found["operation adamw"]["cases"] > 30
     memcheck = [line for name, line in found.items() if "memcheck" in name]
     assert {line["status"] for line in memcheck} == {"skipped"} and any("Device not supported" in line["detail"] for line in memcheck)
     assert found["compute-sanitizer racecheck, Ptx*"]["status"] == "passed"
-    assert "Race reported between Write" in found["compute-sanitizer racecheck, Matmul*"]["detail"]
-    cut = found["compute-sanitizer racecheck, Gelu*"]
+    assert "Race reported between Write" in found["compute-sanitizer racecheck, matmul_backward"]["detail"]
+    cut = found["compute-sanitizer racecheck, adamw"]
     assert cut["status"] == "failed" and cut["detail"] == "it ended without a summary, with status 9: killed in the middle"
 
 

@@ -8,8 +8,7 @@ RUNTIME_SOURCES := $(filter-out $(RUNTIME_TEST_SOURCES),$(sort $(wildcard test/s
 # Code of the lab that the tests run.
 RUNTIME_RIVALS := dev/lab/rivals.cu dev/lab/matmul_rival.cu dev/lab/rivals_cudnn.cu
 RUNTIME_LIST := $(if $(HAS_RUNTIME_HEADERS),$(RUNTIME_SOURCES) $(RUNTIME_TEST_SOURCES))
-# This code has no threads that could race.
-RUNTIME_KINDS := $(if $(HAS_RUNTIME_HEADERS),$(filter plain address,$(SIMT_KINDS)))
+RUNTIME_KINDS := $(if $(HAS_RUNTIME_HEADERS),$(SIMT_KINDS))
 RUNTIME_TESTS := $(patsubst %,$(BUILD)/test/cuda-runtime-%,$(filter plain,$(RUNTIME_KINDS)))
 # Targets that take long to build (make test-long): here those with address checks.
 LONG_PROGRAMS += $(foreach kind,$(filter address,$(RUNTIME_KINDS)),$(BUILD)/test/cuda-runtime-$(kind) $(BUILD)/test/train_gpt-$(kind))
@@ -33,6 +32,8 @@ $(foreach kind,$(RUNTIME_KINDS),$(eval $(call runtime_kind,$(kind))))
 # only the names of kernels and omit functions that are never called. The bundle for a GPU carries them.
 $(BUILD)/test/train_gpt-% $(BUILD)/test/model_probe-% $(BUILD)/test/op_check-%: EXPORTS := -Wl,--gc-sections,--export-dynamic-symbol='*kernel*'
 SIMULATED_PROGRAMS := $(foreach kind,$(filter plain,$(RUNTIME_KINDS)),$(BUILD)/test/train_gpt-$(kind) $(BUILD)/test/op_check-$(kind))
+# Every operation with checked kernels.
+CHECKED_OPS := $(foreach kind,$(filter-out plain,$(RUNTIME_KINDS)),$(BUILD)/test/op_check-$(kind))
 define simulated_program
 $(call simt_objects,$(1),$(SIMULATED_CUDA)): CHECKS := $(CHECKS_$(1)) $(DEFINE_$(1))
 SIMULATED_OBJECTS_$(1) := $(BUILD)/objects/train_gpt.o $(call simt_objects,$(1),$(SIMT_SOURCES) $(RUNTIME_SOURCES) \

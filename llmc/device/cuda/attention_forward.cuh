@@ -309,21 +309,13 @@ void launch_attention_forward(const LaunchContext& on, typename Tiling::Element*
 
 // out X (B,T,H,D), lse fp32 (B,H,T), qkv: heads in rows of any tensors; D is a multiple of 8 up to 128. All
 // heads begin at multiples of 16 bytes.
-//
-// `block_threads` has no effect for fp32. A block of 256 threads has eight warps of 16 queries instead
-// of four of 32. The tile is the same, a thread has half the work, and a barrier waits for twice the warps.
 template <class X>
 void attention_forward(const LaunchContext& on, X* out, float* lse, const QueryKeyValue<const X>& qkv,
-                       const AttentionSizes& sizes, int block_threads = 128) {
+                       const AttentionSizes& sizes) {
     check(sizes.head_size % 8 == 0 && sizes.head_size <= 128,
           "attention: the head size is a multiple of 8 up to 128");
-    check(block_threads == 128 || block_threads == 256, "attention: blocks have 128 or 256 threads");
     if constexpr (std::is_same_v<X, float>) {
         attention_forward_without_tensor_cores(on, out, lse, qkv, sizes);
-    } else if (block_threads == 256 && sizes.head_size <= 64) {
-        detail::launch_attention_forward<AttentionForwardTiling<X, 64, 16, 2, 8>>(on, out, lse, qkv, sizes);
-    } else if (block_threads == 256) {
-        detail::launch_attention_forward<AttentionForwardTiling<X, 128, 16, 1, 8>>(on, out, lse, qkv, sizes);
     } else if (sizes.head_size <= 64) {
         detail::launch_attention_forward<AttentionForwardTiling<X, 64, 32, 3>>(on, out, lse, qkv, sizes);
     } else if (on.chip.shared_bytes_per_multiprocessor > (160 << 10)) {

@@ -2,6 +2,7 @@
 
 #include <cstdio>
 
+#include "simt/executor.h"
 #include "simt/runtime/memory.h"
 
 namespace simt::runtime {
@@ -26,7 +27,13 @@ void Counts::write(const std::string& file) const {
         text += separator + std::to_string(bytes);
         separator = ", ";
     }
-    text += "]}\n";
+    text += "], \"kernels\": {";
+    separator = "";
+    for (const auto& [symbol, blocks] : launched_kernels()) {
+        text += separator + ("\"" + symbol + "\": ") + std::to_string(blocks);
+        separator = ", ";
+    }
+    text += "}}\n";
     std::FILE* const out = std::fopen(file.c_str(), "w");
     if (!out || std::fputs(text.c_str(), out) < 0 || std::fclose(out) != 0) stop("cannot write " + file);
 }

@@ -34,7 +34,7 @@ void hide([[maybe_unused]] const char* begin, [[maybe_unused]] const Block& bloc
 }
 
 std::unique_ptr<DeviceMapping> new_mapping() {
-#ifdef SIMT_ADDRESS
+#if defined(SIMT_ADDRESS) || defined(SIMT_THREAD)
     return nullptr;
 #else
     return std::make_unique<DeviceMapping>();

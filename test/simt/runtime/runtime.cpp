@@ -47,6 +47,8 @@ Settings read_settings() {
     s.seed = number("SIMT_SEED", s.seed);
     s.gpus = static_cast<int>(number("SIMT_GPUS", std::uint64_t{1}));
     s.chip = chip_of(number("SIMT_CHIP", std::uint64_t{80}));
+    s.chip.multiprocessors =
+        static_cast<int>(number("SIMT_MULTIPROCESSORS", static_cast<std::uint64_t>(s.chip.multiprocessors)));
     s.has_code = has_code_for(s.chip);
     s.gpu_memory = number("SIMT_GPU_MEMORY", s.gpu_memory);
     s.context_bytes = number("SIMT_CONTEXT_BYTES", std::uint64_t{0});

@@ -9,6 +9,7 @@
 //                         issued work
 //   SIMT_GPUS=N           number of devices; 0: as on a machine without a driver
 //   SIMT_CHIP=80|86|89|90 their chip; 75 or 100: chips for which no kernel has code
+//   SIMT_MULTIPROCESSORS=N how many each has
 //   SIMT_GPU_MEMORY=N     bytes of each device
 //   SIMT_CONTEXT_BYTES=N  bytes of these that CUDA's context takes; SIMT_NCCL_BYTES=N: that a communicator takes;
 //                         0 by default
