@@ -36,7 +36,7 @@ namespace llmc {
 
 namespace {
 
-// Of several directories, separated by commas, a machine's processes take one each in turn.
+// The directory of a process: if several are given, separated by commas, a machine's processes take one each in turn.
 std::string drive_of(const std::string& directories, int local_rank) {
     std::vector<std::string> drives;
     std::istringstream names(directories);
@@ -139,15 +139,15 @@ void PreparedRun::open_data_files() {
     }
 }
 
-// What the conversations were written in is what the model speaks from now on, whatever its folder or its checkpoint
-// has. The template lies beside the rows, and its format if it has one.
+// From now on the model speaks in the conversations' own template, whatever its folder or its checkpoint has. It lies
+// beside the rows, and its format if it has one.
 void PreparedRun::take_chat_format() {
     if (data.training->rows().empty()) return;
     const auto folder_of = [](const std::string& file) { return std::filesystem::path(file).parent_path(); };
     const auto beside = [&](const std::filesystem::path& folder, const char* name) {
         return std::filesystem::exists(folder / name) ? read_file(folder / name) : std::string();
     };
-    // Those to train on come first.
+    // Files to train on come first.
     const std::span files = std::span(data.files).first(data.training->shards());
     const std::filesystem::path first = folder_of(files.front());
     for (const char* const name : {chat_template_file, chat_format_file}) {

@@ -1,4 +1,4 @@
-// What launchers choose and refuse, and numbers beyond those that test/python/test_ops.py compares.
+// The choices and refusals of launchers, and numbers beyond those that test/python/test_ops.py compares.
 #include <cmath>
 #include <optional>
 #include <utility>

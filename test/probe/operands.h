@@ -21,7 +21,7 @@
 #include "llmc/device/device.h"
 #include "llmc/device/ops.h"
 
-// Of the address sanitizer; null in a program without it.
+// The address sanitizer's functions; null in a program without it.
 extern "C" {
 __attribute__((weak)) void __asan_poison_memory_region(const volatile void*, std::size_t);    // NOLINT
 __attribute__((weak)) void __asan_unpoison_memory_region(const volatile void*, std::size_t);  // NOLINT

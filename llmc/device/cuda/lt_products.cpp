@@ -298,8 +298,8 @@ LtProducts::Plan& LtProducts::plan_for(const Key& key, const Operands& operands)
         if (made->algorithms.empty())
             programming_error("cuBLASLt has no algorithm for the product " + name_of(key));
         if (measures_) {
-            // Of zeros, a product has the same bits by any algorithm: those of weights that begin as zeros, or of what
-            // other ranks have not sent yet.
+            // A product of zeros has the same bits by any algorithm. Weights may begin as zeros, as do other ranks'
+            // numbers until they are sent.
             const std::string call = "timing the product " + name_of(key);
             const bool zero_a = make_up_zeros(operands.a, key.m * key.k, key.a, call);
             const bool zero_b = make_up_zeros(operands.b, key.n * key.k, key.b, call);

@@ -71,7 +71,7 @@ class Multiprocessors {
     int wanted() const { return wanted_; }
     std::string why_none_is_free() const;
 
-    // What one operation wants, until this is destroyed.
+    // The multiprocessors that one operation wants, until this is destroyed.
     class Share {
       public:
         Share(Multiprocessors& of, int wanted) : of_(of), wanted_(wanted) { of_.wanted_ += wanted_; }
