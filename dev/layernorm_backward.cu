@@ -19,8 +19,8 @@
 //      row.
 //   5  A thread always has the same columns, with their sums in registers. It loads two rows at a time.
 //      Groups of warps have their own rows, with one barrier for all of them
-//      (llmc/device/cuda/layernorm_backward.cuh).
-#include "llmc/device/cuda/layernorm_backward.cuh"
+//      (llmc/device/cuda/norm_backward.cuh).
+#include "llmc/device/cuda/norm_backward.cuh"
 
 #include "dev/lab/lab.h"
 
@@ -256,7 +256,7 @@ class LayerNormBackward : public Problem {
         const X *dout = dout_.data(), *in = in_.data(), *gamma = gamma_.data();
         const float *mean = mean_.data(), *rstd = rstd_.data();
         // The first run on a chip allocates the workspace.
-        const std::size_t workspace_bytes = layernorm_backward_workspace_bytes(on.chip, channels_);
+        const std::size_t workspace_bytes = norm_backward_workspace_bytes(on.chip, channels_);
         if (!workspace_ || workspace_->bytes() < workspace_bytes) {
             workspace_ =
                 std::make_unique<Array<float>>(static_cast<std::int64_t>(workspace_bytes / sizeof(float)));
@@ -293,11 +293,11 @@ class LayerNormBackward : public Problem {
                        static_cast<unsigned>(grid), block_size,
                        2 * SharedAllocator::bytes<float>(static_cast<std::size_t>(channels_)), din, partials,
                        dout, in, gamma, mean, rstd, rows_, channels_);
-                return detail::add_layernorm_partials(on, dgamma, dbeta, partials, grid, channels_);
+                return detail::add_norm_partials(on, dgamma, dbeta, partials, grid, 2 * channels_, channels_);
             }
             case 5:
-                return llmc::cuda::layernorm_backward(on, din, dgamma, dbeta, dout, in, gamma, mean, rstd,
-                                                      rows_, channels_, partials, block_size);
+                return llmc::cuda::norm_backward<true, X>(on, din, dgamma, dbeta, dout, in, gamma, mean, rstd,
+                                                          rows_, channels_, partials, block_size);
             default:
                 llmc::programming_error("no such variant");
         }

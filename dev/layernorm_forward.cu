@@ -8,8 +8,8 @@
 //   3  A warp does a row: sums by shuffles, no barriers, more rows in flight.
 //   4  16-byte loads. The row is still read three times, twice of them from cache.
 //   5  The row is read once, four loads per lane at a time, and kept in shared memory
-//      (llmc/device/cuda/layernorm_forward.cuh).
-#include "llmc/device/cuda/layernorm_forward.cuh"
+//      (llmc/device/cuda/norm_forward.cuh).
+#include "llmc/device/cuda/norm_forward.cuh"
 
 #include "dev/lab/lab.h"
 
@@ -151,8 +151,9 @@ class LayerNormForward : public Problem {
             case 4:
                 return launch_rows(layernorm_forward_kernel4<X>, blocks(block_size / warp_threads));
             case 5:
-                return llmc::cuda::layernorm_forward(on, out, mean, rstd, in, gamma, beta, rows_, channels_,
-                                                     block_size);
+                return llmc::cuda::norm_forward<true, X>(on, nullptr, out, mean, rstd, in, nullptr, gamma,
+                                                         beta, llmc::cuda::layernorm_epsilon, rows_,
+                                                         channels_, block_size);
             default:
                 llmc::programming_error("no such variant");
         }

@@ -83,7 +83,7 @@ std::size_t GpuSizes::workspace_bytes(const WorkspaceRequest& request) const {
     // product and a kernel that also needs workspace.
     return product_workspace_bytes +
            std::max({encoder_backward_workspace_bytes(tokens, channels), bias_gradient_bytes(request),
-                     attention_workspace_bytes(request), layernorm_backward_workspace_bytes(chip_, channels),
+                     attention_workspace_bytes(request), norm_backward_workspace_bytes(chip_, channels),
                      head_norm_backward_workspace_bytes(chip_, all_heads), few});
 }
 

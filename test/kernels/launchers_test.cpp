@@ -10,8 +10,8 @@
 #include "llmc/device/cuda/classifier.cuh"
 #include "llmc/device/cuda/gelu.cuh"
 #include "llmc/device/cuda/head_norm_forward.cuh"
-#include "llmc/device/cuda/layernorm_backward.cuh"
-#include "llmc/device/cuda/rmsnorm_forward.cuh"
+#include "llmc/device/cuda/norm_backward.cuh"
+#include "llmc/device/cuda/norm_forward.cuh"
 #include "llmc/device/cuda/swiglu.cuh"
 #include "test/kernels/kernel_test.h"
 
@@ -33,10 +33,11 @@ TYPED_TEST(Launchers, RefuseBlocksThatAreTooLarge) {
     const X* const none = nullptr;
     float* const of_rows = numbers.data();
     EXPECT_THROW(llmc::cuda::swiglu_forward(on, x.data(), x.data(), 1, 8, 1024), llmc::ProgrammingError);
-    EXPECT_THROW(llmc::cuda::rmsnorm_forward(on, x.data(), of_rows, x.data(), none, 1e-5f, 1, 8, 512),
+    EXPECT_THROW((llmc::cuda::norm_forward<false, X>(on, nullptr, x.data(), nullptr, of_rows, x.data(), none,
+                                                     none, none, 1e-5f, 1, 8, 512)),
                  llmc::ProgrammingError);
-    EXPECT_THROW(llmc::cuda::layernorm_backward(on, x.data(), of_rows, of_rows, x.data(), x.data(), none,
-                                                of_rows, of_rows, 1, 8, numbers.data(), 512),
+    EXPECT_THROW((llmc::cuda::norm_backward<true, X>(on, x.data(), of_rows, of_rows, x.data(), x.data(), none,
+                                                     of_rows, of_rows, 1, 8, numbers.data(), 512)),
                  llmc::ProgrammingError);
     EXPECT_THROW(llmc::cuda::head_norm_forward<X>(on, {x.data(), 16}, of_rows, {x.data(), 16}, none, 1e-5f,
                                                   {nullptr, 0, 16.0f}, 1, 1, 16, 416),

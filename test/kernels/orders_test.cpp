@@ -7,8 +7,7 @@
 
 #include "llmc/device/cuda/encoder.cuh"
 #include "llmc/device/cuda/global_norm.cuh"
-#include "llmc/device/cuda/layernorm_forward.cuh"
-#include "llmc/device/cuda/rmsnorm_forward.cuh"
+#include "llmc/device/cuda/norm_forward.cuh"
 #include "test/kernels/kernel_test.h"
 
 namespace kernel_test {
@@ -120,24 +119,21 @@ TYPED_TEST(FusedNorms, HaveTheBitsOfTheNormOfTheRoundedSum) {
         draw.normal(in1, 1, 0.5);
         draw.normal(in2, 0.5);
         draw.normal(gamma, 0.5, 1);
-        const auto expect_same = [&](const char* of) {
+        const auto norm = [&]<bool centred>() {
+            const X* const none = nullptr;
+            llmc::cuda::norm_forward<centred, X>(on, residual.data(), fused.data(), mean.data(), rstd.data(),
+                                                 in1.data(), in2.data(), gamma.data(), none, 1e-5f, rows,
+                                                 channels);
+            llmc::cuda::norm_forward<centred, X>(on, nullptr, alone.data(), mean_alone.data(),
+                                                 rstd_alone.data(), residual.data(), none, gamma.data(), none,
+                                                 1e-5f, rows, channels);
             synchronize();
-            EXPECT_EQ(std::memcmp(fused.data(), alone.data(), fused.bytes()), 0) << of << channels;
-            EXPECT_EQ(std::memcmp(rstd.data(), rstd_alone.data(), rstd.bytes()), 0) << of << channels;
+            EXPECT_EQ(std::memcmp(fused.data(), alone.data(), fused.bytes()), 0) << channels;
+            EXPECT_EQ(std::memcmp(rstd.data(), rstd_alone.data(), rstd.bytes()), 0) << channels;
+            EXPECT_EQ(std::memcmp(mean.data(), mean_alone.data(), mean.bytes()), 0) << channels;
         };
-        const X* const no_beta = nullptr;
-        llmc::cuda::fused_residual_layernorm_forward(on, residual.data(), fused.data(), mean.data(),
-                                                     rstd.data(), in1.data(), in2.data(), gamma.data(),
-                                                     no_beta, rows, channels);
-        llmc::cuda::layernorm_forward(on, alone.data(), mean_alone.data(), rstd_alone.data(), residual.data(),
-                                      gamma.data(), no_beta, rows, channels);
-        expect_same("layernorm ");
-        EXPECT_EQ(std::memcmp(mean.data(), mean_alone.data(), mean.bytes()), 0);
-        llmc::cuda::fused_residual_rmsnorm_forward(on, residual.data(), fused.data(), rstd.data(), in1.data(),
-                                                   in2.data(), gamma.data(), 1e-5f, rows, channels);
-        llmc::cuda::rmsnorm_forward(on, alone.data(), rstd_alone.data(), residual.data(), gamma.data(), 1e-5f,
-                                    rows, channels);
-        expect_same("RMS norm ");
+        norm.template operator()<true>();
+        norm.template operator()<false>();
     }
 }
 

@@ -79,12 +79,9 @@ NARROW = {
     "head_norm_backward_sum_kernel3 reads": A_FEW,
     "head_norm_backward_sum_kernel3 writes": A_FEW,
     "head_norm_forward_kernel3 writes": A_FEW,
-    "layernorm_backward_kernel5 writes": A_FEW,
-    "layernorm_backward_sum_kernel5 reads": A_FEW,
-    "layernorm_backward_sum_kernel5 writes": A_FEW,
-    "rmsnorm_backward_kernel5 writes": A_FEW,
-    "rmsnorm_backward_sum_kernel5 reads": A_FEW,
-    "rmsnorm_backward_sum_kernel5 writes": A_FEW,
+    "norm_backward_kernel5 writes": A_FEW,
+    "norm_backward_sum_kernel5 reads": A_FEW,
+    "norm_backward_sum_kernel5 writes": A_FEW,
     "store_kernel writes": A_FEW,
     "sum_parts_kernel3 writes": A_FEW,
     "sum_total_kernel3 reads": A_FEW,
@@ -277,6 +274,6 @@ def test_launch_bounds_are_in_it(report):
     for chip in chips_of(report):
         most_threads = {name: figures[-1] for (of_chip, name), figures in report.items() if of_chip == chip}
         assert most_threads["_ZN4llmc4cuda12fill_kernel2IfEEvPT_S2_ll"] == 512
-        assert most_threads["_ZN4llmc4cuda30layernorm_backward_sum_kernel5ILi32EEEvPfS2_PKfii"] == 1024
+        assert most_threads["_ZN4llmc4cuda25norm_backward_sum_kernel5ILi32EEEvPfS2_PKfiii"] == 1024
         assert most_threads["_ZN4llmc4cuda27bias_gradient_total_kernel4ILi256EEEvPfPKfii"] == 256
         assert most_threads["_ZN3lab21gelu_forward_variants20gelu_forward_kernel1IfEEvPT_PKS2_l"] == 1024

@@ -31,7 +31,7 @@ def test_the_lab_prints_what_is_shown(clone):
 
 
 def test_the_lab_shows_the_figures_of_the_chips_that_were_compiled_for(clone):
-    kernel = "_ZN4llmc4cuda25layernorm_forward_kernel5I13__nv_bfloat16Lb0EEEvPT_S4_PfS5_PKS3_S7_S7_S7_li"
+    kernel = "_ZN4llmc4cuda20norm_forward_kernel5I13__nv_bfloat16Lb1ELb0EEEvPT_S4_PfS5_PKS3_S7_S7_S7_fli"
     sees = {"86": "46 +0 +12288 +83%\n.* for sm_86;", "90": "46 +0 +12288 +62%\n.* for sm_90;", "120": "are unknown: nvcc made no report here"}
     for chip, line in sees.items():
         (clone / "of_one_chip.txt").write_text(f"{chip} {kernel} 46 0 0 0 256\n")

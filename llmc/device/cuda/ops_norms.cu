@@ -5,63 +5,63 @@
 #include "llmc/device/cuda/cuda_tensors.h"
 #include "llmc/device/cuda/head_norm_backward.cuh"
 #include "llmc/device/cuda/head_norm_forward.cuh"
-#include "llmc/device/cuda/layernorm_backward.cuh"
-#include "llmc/device/cuda/layernorm_forward.cuh"
-#include "llmc/device/cuda/rmsnorm_backward.cuh"
-#include "llmc/device/cuda/rmsnorm_forward.cuh"
+#include "llmc/device/cuda/norm_backward.cuh"
+#include "llmc/device/cuda/norm_forward.cuh"
 
 namespace llmc::cuda {
 
 void CudaOps::compute(const LayerNormForward& op, const RowSizes& s) {
     with_kernel_type(op.out.dtype, [&]<class X>() {
-        cuda::layernorm_forward(on(), elements<X>(op.out), elements<float>(op.mean), elements<float>(op.rstd),
-                                elements<X>(op.in), elements<X>(op.gamma), elements<X>(op.beta), s.rows,
-                                to_int(s.channels));
-    });
-}
-
-void CudaOps::compute(const LayerNormBackward& op, const RowSizes& s) {
-    void* const memory = workspace(layernorm_backward_workspace_bytes(chip_, to_int(s.channels)));
-    with_kernel_type(op.dout.dtype, [&]<class X>() {
-        cuda::layernorm_backward(on(), elements<X>(op.din), elements<float>(op.dgamma),
-                                 elements<float>(op.dbeta), elements<X>(op.dout), elements<X>(op.in),
-                                 elements<X>(op.gamma), elements<float>(op.mean), elements<float>(op.rstd),
-                                 s.rows, to_int(s.channels), memory);
+        cuda::norm_forward<true, X>(on(), nullptr, elements<X>(op.out), elements<float>(op.mean),
+                                    elements<float>(op.rstd), elements<X>(op.in), nullptr,
+                                    elements<X>(op.gamma), elements<X>(op.beta), layernorm_epsilon, s.rows,
+                                    to_int(s.channels));
     });
 }
 
 void CudaOps::compute(const FusedResidualLayerNormForward& op, const RowSizes& s) {
     with_kernel_type(op.out.dtype, [&]<class X>() {
-        cuda::fused_residual_layernorm_forward(
-            on(), elements<X>(op.residual), elements<X>(op.out), elements<float>(op.mean),
-            elements<float>(op.rstd), elements<X>(op.in1), elements<X>(op.in2), elements<X>(op.gamma),
-            elements<X>(op.beta), s.rows, to_int(s.channels));
+        cuda::norm_forward<true, X>(on(), elements<X>(op.residual), elements<X>(op.out),
+                                    elements<float>(op.mean), elements<float>(op.rstd), elements<X>(op.in1),
+                                    elements<X>(op.in2), elements<X>(op.gamma), elements<X>(op.beta),
+                                    layernorm_epsilon, s.rows, to_int(s.channels));
+    });
+}
+
+void CudaOps::compute(const LayerNormBackward& op, const RowSizes& s) {
+    void* const memory =
+        op.dgamma ? workspace(norm_backward_workspace_bytes(chip_, to_int(s.channels))) : nullptr;
+    with_kernel_type(op.dout.dtype, [&]<class X>() {
+        cuda::norm_backward<true, X>(on(), elements<X>(op.din), elements<float>(op.dgamma),
+                                     elements<float>(op.dbeta), elements<X>(op.dout), elements<X>(op.in),
+                                     elements<X>(op.gamma), elements<float>(op.mean),
+                                     elements<float>(op.rstd), s.rows, to_int(s.channels), memory);
     });
 }
 
 void CudaOps::compute(const RmsNormForward& op, const RowSizes& s) {
     with_kernel_type(op.out.dtype, [&]<class X>() {
-        cuda::rmsnorm_forward(on(), elements<X>(op.out), elements<float>(op.rstd), elements<X>(op.in),
-                              elements<X>(op.weight), op.eps, s.rows, to_int(s.channels));
-    });
-}
-
-void CudaOps::compute(const RmsNormBackward& op, const RowSizes& s) {
-    void* const memory =
-        op.dweight ? workspace(rmsnorm_backward_workspace_bytes(chip_, to_int(s.channels))) : nullptr;
-    with_kernel_type(op.dout.dtype, [&]<class X>() {
-        cuda::rmsnorm_backward(on(), elements<X>(op.din), elements<float>(op.dweight), elements<X>(op.dout),
-                               elements<X>(op.in), elements<X>(op.weight), elements<float>(op.rstd), s.rows,
-                               to_int(s.channels), memory);
+        cuda::norm_forward<false, X>(on(), nullptr, elements<X>(op.out), nullptr, elements<float>(op.rstd),
+                                     elements<X>(op.in), nullptr, elements<X>(op.weight), nullptr, op.eps,
+                                     s.rows, to_int(s.channels));
     });
 }
 
 void CudaOps::compute(const FusedResidualRmsNormForward& op, const RowSizes& s) {
     with_kernel_type(op.out.dtype, [&]<class X>() {
-        cuda::fused_residual_rmsnorm_forward(on(), elements<X>(op.residual), elements<X>(op.out),
-                                             elements<float>(op.rstd), elements<X>(op.in1),
-                                             elements<X>(op.in2), elements<X>(op.weight), op.eps, s.rows,
-                                             to_int(s.channels));
+        cuda::norm_forward<false, X>(on(), elements<X>(op.residual), elements<X>(op.out), nullptr,
+                                     elements<float>(op.rstd), elements<X>(op.in1), elements<X>(op.in2),
+                                     elements<X>(op.weight), nullptr, op.eps, s.rows, to_int(s.channels));
+    });
+}
+
+void CudaOps::compute(const RmsNormBackward& op, const RowSizes& s) {
+    void* const memory =
+        op.dweight ? workspace(norm_backward_workspace_bytes(chip_, to_int(s.channels))) : nullptr;
+    with_kernel_type(op.dout.dtype, [&]<class X>() {
+        cuda::norm_backward<false, X>(on(), elements<X>(op.din), elements<float>(op.dweight), nullptr,
+                                      elements<X>(op.dout), elements<X>(op.in), elements<X>(op.weight),
+                                      nullptr, elements<float>(op.rstd), s.rows, to_int(s.channels), memory);
     });
 }
 

@@ -14,8 +14,7 @@ namespace detail {
 
 constexpr std::int64_t count_of_tiles(std::int64_t n, std::int64_t tile) { return (n + tile - 1) / tile; }
 
-inline constexpr int layernorm_backward_blocks_per_multiprocessor = 2;
-inline constexpr int rmsnorm_backward_blocks_per_multiprocessor = 2;
+inline constexpr int norm_backward_blocks_per_multiprocessor = 2;
 inline constexpr int head_norm_blocks_per_multiprocessor = 2;
 
 }  // namespace detail
@@ -47,15 +46,10 @@ constexpr std::size_t encoder_backward_workspace_bytes(std::int64_t rows, int ch
 
 // ---- norms: each block's contribution to the gradients of the weights, for any number of rows
 
-constexpr std::size_t layernorm_backward_workspace_bytes(const Chip& chip, int channels) {
+// Layernorm has two gradients a channel; RMS norm has one, and needs half.
+constexpr std::size_t norm_backward_workspace_bytes(const Chip& chip, int channels) {
     return sizeof(float) * 2 * static_cast<std::size_t>(channels) *
-           static_cast<std::size_t>(detail::layernorm_backward_blocks_per_multiprocessor *
-                                    chip.multiprocessors);
-}
-constexpr std::size_t rmsnorm_backward_workspace_bytes(const Chip& chip, int channels) {
-    return sizeof(float) * static_cast<std::size_t>(channels) *
-           static_cast<std::size_t>(detail::rmsnorm_backward_blocks_per_multiprocessor *
-                                    chip.multiprocessors);
+           static_cast<std::size_t>(detail::norm_backward_blocks_per_multiprocessor * chip.multiprocessors);
 }
 constexpr std::size_t head_norm_backward_workspace_bytes(const Chip& chip, int size) {
     return sizeof(float) * static_cast<std::size_t>(size) *
