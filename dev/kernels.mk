@@ -128,7 +128,7 @@ OF_LAB_TESTS := $(LAB_SOURCES) $(LAB_TEST_SOURCES)
 KERNEL_LIST := $(IN_BOTH) $(OF_KERNEL_TESTS) $(OF_LAB_TESTS)
 
 # CUDA's headers break strict aliasing.
-SIMT_COMPILE = $(CXX) -std=c++20 $(MACHINE) -fno-strict-aliasing -fno-math-errno $(WARNINGS) -Wno-unknown-pragmas \
+SIMT_COMPILE = $(CXX) -std=c++20 $(COLLECTS) $(MACHINE) -fno-strict-aliasing -fno-math-errno $(WARNINGS) -Wno-unknown-pragmas \
     -I. -Itest $(CUDA_INCLUDES) $(LIBRARY_CFLAGS) $(CXXFLAGS)
 SIMT_FLAGS = $(SIMT_COMPILE) $(foreach kind,$(SIMT_KINDS),$(CHECKS_$(kind)))
 $(eval $(call remember,$(BUILD)/simt-flags.txt,SIMT_FLAGS))
@@ -193,8 +193,8 @@ endef
 
 # nvcc's parser fails on fmt's compile-time checks of format strings, which g++ does anyway. Compressed code
 # for several chips has a third of the size and takes no longer to compile. compile_nvcc reads the PTX from
-# the kept files.
-NVCC_CHIPS = $(NVCC) -std=c++20 -O3 --keep -DFMT_CONSTEVAL= -DFMT_USE_CONSTEXPR=1 --threads 0 --compress-mode=size \
+# the kept files. -O1 is of the host's code alone, which only launches kernels.
+NVCC_CHIPS = $(NVCC) -std=c++20 -O1 --keep -DFMT_CONSTEVAL= -DFMT_USE_CONSTEXPR=1 --threads 0 --compress-mode=size \
     $(foreach arch,$(GPU_ARCH),-gencode=arch=compute_$(arch),code=sm_$(arch)) \
     -Xcompiler -Wall,-Wextra,-Wno-unknown-pragmas -I. -Itest $(LIBRARY_CFLAGS)
 NVCC_COMPILE = $(NVCC_CHIPS) $(foreach arch,$(GPU_PTX),-gencode=arch=compute_$(arch),code=compute_$(arch)) -c

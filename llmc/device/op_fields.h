@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <optional>
 #include <string_view>
-#include <tuple>
 
 #include "llmc/core/tensor.h"
 #include "llmc/device/heads.h"
@@ -111,7 +110,7 @@ void for_each_operand(const O& op, const F& f) {
     const auto visit = [&]<class Field>(const Field& field) {
         if constexpr (requires { field.operand; }) f(field);
     };
-    std::apply([&](const auto&... field) { (visit(field), ...); }, op.fields());
+    op.fields([&](const auto&... field) { (visit(field), ...); });
 }
 
 inline const Tensor& tensor_of(const Tensor& operand) { return operand; }

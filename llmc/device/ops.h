@@ -20,8 +20,9 @@
 //   number of elements at any address.
 // - Shapes are checked; a wrong one is a ProgrammingError. So is a token or target that is not a row of its
 //   table.
-// - fields() lists the operands and the numbers of a call. sizes() checks them, cost() is the work of the call, and
-//   workspace() asks for the scratch memory of those that need some.
+// - fields() calls `see` once with the operands and the numbers of a call, and returns what that returns. (A tuple of
+//   them would cost every file that includes this one a third of a second to compile.) sizes() checks them, cost() is
+//   the work of the call, and workspace() asks for the scratch memory of those that need some.
 #pragma once
 
 #include <string_view>

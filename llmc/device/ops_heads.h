@@ -5,7 +5,6 @@
 #include <compare>
 #include <cstdint>
 #include <string_view>
-#include <tuple>
 
 #include "llmc/core/tensor.h"
 #include "llmc/device/heads.h"
@@ -66,9 +65,9 @@ struct AttentionForward {
     Tensor out, lse;
     Heads q, k, v;
     std::int64_t window = 0;
-    auto fields() const {
-        return std::tuple{writes("out", out), writes("lse", lse, DType::fp32), reads("q", q), reads("k", k),
-                          reads("v", v),      number("window", window)};
+    auto fields(const auto& see) const {
+        return see(writes("out", out), writes("lse", lse, DType::fp32), reads("q", q), reads("k", k),
+                   reads("v", v), number("window", window));
     }
     AttentionShape sizes() const;
     OpCost cost() const;
@@ -88,11 +87,10 @@ struct AttentionBackward {
     Heads q, k, v;
     Tensor out, lse;
     std::int64_t window = 0;
-    auto fields() const {
-        return std::tuple{writes("dq", dq),        writes("dk", dk),  writes("dv", dv),
-                          reads("dout", dout),     reads("q", q),     reads("k", k),
-                          reads("v", v),           reads("out", out), reads("lse", lse, DType::fp32),
-                          number("window", window)};
+    auto fields(const auto& see) const {
+        return see(writes("dq", dq), writes("dk", dk), writes("dv", dv), reads("dout", dout), reads("q", q),
+                   reads("k", k), reads("v", v), reads("out", out), reads("lse", lse, DType::fp32),
+                   number("window", window));
     }
     AttentionShape sizes() const;
     OpCost cost() const;
@@ -110,10 +108,9 @@ struct AttentionCachedForward {
     Tensor out, cache;
     Heads q, k, v;
     std::int64_t position, window = 0;
-    auto fields() const {
-        return std::tuple{writes("out", out),      writes("cache", cache), reads("q", q),
-                          reads("k", k),           reads("v", v),          number("position", position),
-                          number("window", window)};
+    auto fields(const auto& see) const {
+        return see(writes("out", out), writes("cache", cache), reads("q", q), reads("k", k), reads("v", v),
+                   number("position", position), number("window", window));
     }
     CachedAttentionShape sizes() const;
     OpCost cost() const;
@@ -139,9 +136,9 @@ struct Rope {
     Tensor angles;
     std::int64_t position;
     bool inverse;
-    auto fields() const {
-        return std::tuple{changes("x", x), reads("angles", angles, DType::fp32), number("position", position),
-                          number("inverse", inverse)};
+    auto fields(const auto& see) const {
+        return see(changes("x", x), reads("angles", angles, DType::fp32), number("position", position),
+                   number("inverse", inverse));
     }
     RopeSizes sizes() const;
     OpCost cost() const;
@@ -162,14 +159,10 @@ struct HeadNormForward {
     Tensor weight;
     float eps;
     SharedRows shared{};
-    auto fields() const {
-        return std::tuple{writes("out", out),
-                          writes("rstd", rstd, DType::fp32),
-                          reads("in", in),
-                          optional(reads("weight", weight)),
-                          number("eps", eps),
-                          optional(reads("sums", shared.sums, DType::fp32)),
-                          number("whole", shared.size)};
+    auto fields(const auto& see) const {
+        return see(writes("out", out), writes("rstd", rstd, DType::fp32), reads("in", in),
+                   optional(reads("weight", weight)), number("eps", eps),
+                   optional(reads("sums", shared.sums, DType::fp32)), number("whole", shared.size));
     }
     HeadNormSizes sizes() const;
     OpCost cost() const;
@@ -181,7 +174,7 @@ struct HeadNormSums {
     static constexpr std::string_view name = "head_norm_sums";
     Tensor sums;
     Heads in;
-    auto fields() const { return std::tuple{writes("sums", sums, DType::fp32), reads("in", in)}; }
+    auto fields(const auto& see) const { return see(writes("sums", sums, DType::fp32), reads("in", in)); }
     HeadNormSizes sizes() const;
     OpCost cost() const;
 };
@@ -199,15 +192,11 @@ struct HeadNormBackward {
     Heads dout, in;
     Tensor weight, rstd;
     SharedRows shared{};
-    auto fields() const {
-        return std::tuple{optional(writes("din", din)),
-                          optional(changes("dweight", dweight, DType::fp32)),
-                          reads("dout", dout),
-                          reads("in", in),
-                          optional(reads("weight", weight)),
-                          reads("rstd", rstd, DType::fp32),
-                          optional(reads("sums", shared.sums, DType::fp32)),
-                          number("whole", shared.size)};
+    auto fields(const auto& see) const {
+        return see(optional(writes("din", din)), optional(changes("dweight", dweight, DType::fp32)),
+                   reads("dout", dout), reads("in", in), optional(reads("weight", weight)),
+                   reads("rstd", rstd, DType::fp32), optional(reads("sums", shared.sums, DType::fp32)),
+                   number("whole", shared.size));
     }
     HeadNormSizes sizes() const;
     OpCost cost() const;
@@ -221,9 +210,9 @@ struct HeadNormBackwardSums {
     Tensor sums;
     Heads dout, in;
     Tensor weight, rstd;
-    auto fields() const {
-        return std::tuple{writes("sums", sums, DType::fp32), reads("dout", dout), reads("in", in),
-                          optional(reads("weight", weight)), reads("rstd", rstd, DType::fp32)};
+    auto fields(const auto& see) const {
+        return see(writes("sums", sums, DType::fp32), reads("dout", dout), reads("in", in),
+                   optional(reads("weight", weight)), reads("rstd", rstd, DType::fp32));
     }
     HeadNormSizes sizes() const;
     OpCost cost() const;

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <optional>
 #include <string_view>
-#include <tuple>
 
 #include "llmc/core/tensor.h"
 #include "llmc/device/op_fields.h"
@@ -29,9 +28,9 @@ struct EncoderForward {
     static constexpr std::string_view name = "encoder_forward";
     Tensor out, tokens, wte, wpe{};
     std::optional<std::int64_t> first_row{};
-    auto fields() const {
-        return std::tuple{writes("out", out), reads("tokens", tokens, DType::int32), reads("wte", wte),
-                          optional(reads("wpe", wpe)), number("first_row", first_row)};
+    auto fields(const auto& see) const {
+        return see(writes("out", out), reads("tokens", tokens, DType::int32), reads("wte", wte),
+                   optional(reads("wpe", wpe)), number("first_row", first_row));
     }
     EncoderSizes sizes() const;
     OpCost cost() const;
@@ -43,10 +42,10 @@ struct EncoderBackward {
     static constexpr std::string_view name = "encoder_backward";
     Tensor dwte, dwpe, dout, tokens;
     std::optional<std::int64_t> first_row{};
-    auto fields() const {
-        return std::tuple{changes("dwte", dwte, DType::fp32), optional(changes("dwpe", dwpe, DType::fp32)),
-                          reads("dout", dout), reads("tokens", tokens, DType::int32),
-                          number("first_row", first_row)};
+    auto fields(const auto& see) const {
+        return see(changes("dwte", dwte, DType::fp32), optional(changes("dwpe", dwpe, DType::fp32)),
+                   reads("dout", dout), reads("tokens", tokens, DType::int32),
+                   number("first_row", first_row));
     }
     EncoderSizes sizes() const;
     OpCost cost() const;
@@ -61,13 +60,9 @@ struct EncoderBackward {
 struct LayerNormForward {
     static constexpr std::string_view name = "layernorm_forward";
     Tensor out, mean, rstd, in, gamma, beta;
-    auto fields() const {
-        return std::tuple{writes("out", out),
-                          writes("mean", mean, DType::fp32),
-                          writes("rstd", rstd, DType::fp32),
-                          reads("in", in),
-                          reads("gamma", gamma),
-                          optional(reads("beta", beta))};
+    auto fields(const auto& see) const {
+        return see(writes("out", out), writes("mean", mean, DType::fp32), writes("rstd", rstd, DType::fp32),
+                   reads("in", in), reads("gamma", gamma), optional(reads("beta", beta)));
     }
     RowSizes sizes() const;
     OpCost cost() const;
@@ -82,15 +77,10 @@ struct LayerNormForward {
 struct LayerNormBackward {
     static constexpr std::string_view name = "layernorm_backward";
     Tensor din, dgamma, dbeta, dout, in, gamma, mean, rstd;
-    auto fields() const {
-        return std::tuple{optional(changes("din", din)),
-                          optional(changes("dgamma", dgamma, DType::fp32)),
-                          optional(changes("dbeta", dbeta, DType::fp32)),
-                          reads("dout", dout),
-                          reads("in", in),
-                          reads("gamma", gamma),
-                          reads("mean", mean, DType::fp32),
-                          reads("rstd", rstd, DType::fp32)};
+    auto fields(const auto& see) const {
+        return see(optional(changes("din", din)), optional(changes("dgamma", dgamma, DType::fp32)),
+                   optional(changes("dbeta", dbeta, DType::fp32)), reads("dout", dout), reads("in", in),
+                   reads("gamma", gamma), reads("mean", mean, DType::fp32), reads("rstd", rstd, DType::fp32));
     }
     RowSizes sizes() const;
     OpCost cost() const;
@@ -101,15 +91,10 @@ struct LayerNormBackward {
 struct FusedResidualLayerNormForward {
     static constexpr std::string_view name = "fused_residual_layernorm_forward";
     Tensor residual, out, mean, rstd, in1, in2, gamma, beta;
-    auto fields() const {
-        return std::tuple{writes("residual", residual),
-                          writes("out", out),
-                          writes("mean", mean, DType::fp32),
-                          writes("rstd", rstd, DType::fp32),
-                          reads("in1", in1),
-                          reads("in2", in2),
-                          reads("gamma", gamma),
-                          optional(reads("beta", beta))};
+    auto fields(const auto& see) const {
+        return see(writes("residual", residual), writes("out", out), writes("mean", mean, DType::fp32),
+                   writes("rstd", rstd, DType::fp32), reads("in1", in1), reads("in2", in2),
+                   reads("gamma", gamma), optional(reads("beta", beta)));
     }
     RowSizes sizes() const;
     OpCost cost() const;
@@ -123,9 +108,9 @@ struct RmsNormForward {
     static constexpr std::string_view name = "rmsnorm_forward";
     Tensor out, rstd, in, weight;
     float eps;
-    auto fields() const {
-        return std::tuple{writes("out", out), writes("rstd", rstd, DType::fp32), reads("in", in),
-                          optional(reads("weight", weight)), number("eps", eps)};
+    auto fields(const auto& see) const {
+        return see(writes("out", out), writes("rstd", rstd, DType::fp32), reads("in", in),
+                   optional(reads("weight", weight)), number("eps", eps));
     }
     RowSizes sizes() const;
     OpCost cost() const;
@@ -138,13 +123,10 @@ struct RmsNormForward {
 struct RmsNormBackward {
     static constexpr std::string_view name = "rmsnorm_backward";
     Tensor din, dweight, dout, in, weight, rstd;
-    auto fields() const {
-        return std::tuple{optional(changes("din", din)),
-                          optional(changes("dweight", dweight, DType::fp32)),
-                          reads("dout", dout),
-                          reads("in", in),
-                          optional(reads("weight", weight)),
-                          reads("rstd", rstd, DType::fp32)};
+    auto fields(const auto& see) const {
+        return see(optional(changes("din", din)), optional(changes("dweight", dweight, DType::fp32)),
+                   reads("dout", dout), reads("in", in), optional(reads("weight", weight)),
+                   reads("rstd", rstd, DType::fp32));
     }
     RowSizes sizes() const;
     OpCost cost() const;
@@ -156,14 +138,10 @@ struct FusedResidualRmsNormForward {
     static constexpr std::string_view name = "fused_residual_rmsnorm_forward";
     Tensor residual, out, rstd, in1, in2, weight;
     float eps;
-    auto fields() const {
-        return std::tuple{writes("residual", residual),
-                          writes("out", out),
-                          writes("rstd", rstd, DType::fp32),
-                          reads("in1", in1),
-                          reads("in2", in2),
-                          optional(reads("weight", weight)),
-                          number("eps", eps)};
+    auto fields(const auto& see) const {
+        return see(writes("residual", residual), writes("out", out), writes("rstd", rstd, DType::fp32),
+                   reads("in1", in1), reads("in2", in2), optional(reads("weight", weight)),
+                   number("eps", eps));
     }
     RowSizes sizes() const;
     OpCost cost() const;

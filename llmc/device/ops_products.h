@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <string_view>
-#include <tuple>
 
 #include "llmc/core/tensor.h"
 #include "llmc/device/fp8.h"
@@ -33,9 +32,9 @@ struct MatmulSizes {
 struct MatmulForward {
     static constexpr std::string_view name = "matmul_forward";
     Tensor out, in, weight, bias{}, pre_gelu{};
-    auto fields() const {
-        return std::tuple{writes("out", out), reads("in", in), reads("weight", weight),
-                          optional(reads("bias", bias)), of_variant(writes("pre_gelu", pre_gelu))};
+    auto fields(const auto& see) const {
+        return see(writes("out", out), reads("in", in), reads("weight", weight),
+                   optional(reads("bias", bias)), of_variant(writes("pre_gelu", pre_gelu)));
     }
     MatmulSizes sizes() const;
     OpCost cost() const;
@@ -50,14 +49,10 @@ struct MatmulForward {
 struct MatmulBackward {
     static constexpr std::string_view name = "matmul_backward";
     Tensor din, dweight, dbias, dout, in, weight, pre_gelu{};
-    auto fields() const {
-        return std::tuple{optional(writes("din", din)),
-                          optional(changes("dweight", dweight, DType::fp32)),
-                          optional(changes("dbias", dbias, DType::fp32)),
-                          reads("dout", dout),
-                          reads("in", in),
-                          reads("weight", weight),
-                          optional(reads("pre_gelu", pre_gelu))};
+    auto fields(const auto& see) const {
+        return see(optional(writes("din", din)), optional(changes("dweight", dweight, DType::fp32)),
+                   optional(changes("dbias", dbias, DType::fp32)), reads("dout", dout), reads("in", in),
+                   reads("weight", weight), optional(reads("pre_gelu", pre_gelu)));
     }
     MatmulSizes sizes() const;
     OpCost cost() const;
@@ -71,7 +66,7 @@ struct MatmulBackward {
 struct GeluForward {
     static constexpr std::string_view name = "gelu_forward";
     Tensor out, in;
-    auto fields() const { return std::tuple{writes("out", out), reads("in", in)}; }
+    auto fields(const auto& see) const { return see(writes("out", out), reads("in", in)); }
     std::int64_t sizes() const;
     OpCost cost() const;
 };
@@ -80,7 +75,9 @@ struct GeluForward {
 struct GeluBackward {
     static constexpr std::string_view name = "gelu_backward";
     Tensor din, dout, in;
-    auto fields() const { return std::tuple{writes("din", din), reads("dout", dout), reads("in", in)}; }
+    auto fields(const auto& see) const {
+        return see(writes("din", din), reads("dout", dout), reads("in", in));
+    }
     std::int64_t sizes() const;
     OpCost cost() const;
 };
@@ -95,7 +92,7 @@ struct GeluBackward {
 struct SwigluForward {
     static constexpr std::string_view name = "swiglu_forward";
     Tensor out, in;
-    auto fields() const { return std::tuple{writes("out", out), reads("in", in)}; }
+    auto fields(const auto& see) const { return see(writes("out", out), reads("in", in)); }
     RowSizes sizes() const;
     OpCost cost() const;
 };
@@ -105,7 +102,9 @@ struct SwigluForward {
 struct SwigluBackward {
     static constexpr std::string_view name = "swiglu_backward";
     Tensor din, dout, in;
-    auto fields() const { return std::tuple{writes("din", din), reads("dout", dout), reads("in", in)}; }
+    auto fields(const auto& see) const {
+        return see(writes("din", din), reads("dout", dout), reads("in", in));
+    }
     RowSizes sizes() const;
     OpCost cost() const;
 };
@@ -115,7 +114,7 @@ struct SwigluBackward {
 struct ReluSquaredForward {
     static constexpr std::string_view name = "relu_squared_forward";
     Tensor out, in;
-    auto fields() const { return std::tuple{writes("out", out), reads("in", in)}; }
+    auto fields(const auto& see) const { return see(writes("out", out), reads("in", in)); }
     std::int64_t sizes() const;
     OpCost cost() const;
 };
@@ -124,7 +123,9 @@ struct ReluSquaredForward {
 struct ReluSquaredBackward {
     static constexpr std::string_view name = "relu_squared_backward";
     Tensor din, dout, in;
-    auto fields() const { return std::tuple{writes("din", din), reads("dout", dout), reads("in", in)}; }
+    auto fields(const auto& see) const {
+        return see(writes("din", din), reads("dout", dout), reads("in", in));
+    }
     std::int64_t sizes() const;
     OpCost cost() const;
 };
@@ -136,7 +137,7 @@ struct ReluSquaredBackward {
 struct Amax {
     static constexpr std::string_view name = "amax";
     Tensor out, x;
-    auto fields() const { return std::tuple{changes("out", out, DType::fp32), reads("x", x)}; }
+    auto fields(const auto& see) const { return see(changes("out", out, DType::fp32), reads("x", x)); }
     std::int64_t sizes() const;
     OpCost cost() const;
 };
@@ -148,9 +149,9 @@ struct Quantise {
     static constexpr std::string_view name = "quantise";
     Tensor out, x, amax;
     Fp8 format;
-    auto fields() const {
-        return std::tuple{writes("out", out), reads("x", x), reads("amax", amax, DType::fp32),
-                          number("format", format)};
+    auto fields(const auto& see) const {
+        return see(writes("out", out), reads("x", x), reads("amax", amax, DType::fp32),
+                   number("format", format));
     }
     std::int64_t sizes() const;
     OpCost cost() const;
@@ -164,13 +165,11 @@ struct QuantiseToBytes {
     Fp8Copies to;
     Tensor x, amax;
     Fp8 format;
-    auto fields() const {
-        return std::tuple{optional(writes("plain", to.plain, DType::uint8)),
-                          optional(writes("transposed", to.transposed, DType::uint8)),
-                          writes("inverse", to.inverse, DType::fp32),
-                          reads("x", x),
-                          reads("amax", amax, DType::fp32),
-                          number("format", format)};
+    auto fields(const auto& see) const {
+        return see(optional(writes("plain", to.plain, DType::uint8)),
+                   optional(writes("transposed", to.transposed, DType::uint8)),
+                   writes("inverse", to.inverse, DType::fp32), reads("x", x),
+                   reads("amax", amax, DType::fp32), number("format", format));
     }
     RowSizes sizes() const;
     OpCost cost() const;
@@ -184,14 +183,11 @@ struct Fp8MatmulForward {
     Tensor out;
     Fp8Copies in, weight;
     Tensor bias, pre_gelu;
-    auto fields() const {
-        return std::tuple{writes("out", out),
-                          reads("in", in.plain, DType::uint8),
-                          reads("in_inverse", in.inverse, DType::fp32),
-                          reads("weight", weight.plain, DType::uint8),
-                          reads("weight_inverse", weight.inverse, DType::fp32),
-                          optional(reads("bias", bias)),
-                          of_variant(writes("pre_gelu", pre_gelu))};
+    auto fields(const auto& see) const {
+        return see(writes("out", out), reads("in", in.plain, DType::uint8),
+                   reads("in_inverse", in.inverse, DType::fp32), reads("weight", weight.plain, DType::uint8),
+                   reads("weight_inverse", weight.inverse, DType::fp32), optional(reads("bias", bias)),
+                   of_variant(writes("pre_gelu", pre_gelu)));
     }
     MatmulSizes sizes() const;
     OpCost cost() const;
@@ -203,17 +199,16 @@ struct Fp8MatmulBackward {
     Tensor din, dweight;
     Fp8Copies dout, in, weight;
     Tensor pre_gelu;
-    auto fields() const {
-        return std::tuple{optional(writes("din", din)),
-                          optional(changes("dweight", dweight, DType::fp32)),
-                          optional(reads("dout", dout.plain, DType::uint8)),
-                          optional(reads("dout_transposed", dout.transposed, DType::uint8)),
-                          reads("dout_inverse", dout.inverse, DType::fp32),
-                          optional(reads("in_transposed", in.transposed, DType::uint8)),
-                          optional(reads("in_inverse", in.inverse, DType::fp32)),
-                          optional(reads("weight_transposed", weight.transposed, DType::uint8)),
-                          optional(reads("weight_inverse", weight.inverse, DType::fp32)),
-                          optional(reads("pre_gelu", pre_gelu))};
+    auto fields(const auto& see) const {
+        return see(optional(writes("din", din)), optional(changes("dweight", dweight, DType::fp32)),
+                   optional(reads("dout", dout.plain, DType::uint8)),
+                   optional(reads("dout_transposed", dout.transposed, DType::uint8)),
+                   reads("dout_inverse", dout.inverse, DType::fp32),
+                   optional(reads("in_transposed", in.transposed, DType::uint8)),
+                   optional(reads("in_inverse", in.inverse, DType::fp32)),
+                   optional(reads("weight_transposed", weight.transposed, DType::uint8)),
+                   optional(reads("weight_inverse", weight.inverse, DType::fp32)),
+                   optional(reads("pre_gelu", pre_gelu)));
     }
     MatmulSizes sizes() const;
     OpCost cost() const;

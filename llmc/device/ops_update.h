@@ -6,7 +6,6 @@
 #include <optional>
 #include <span>
 #include <string_view>
-#include <tuple>
 
 #include "llmc/core/tensor.h"
 #include "llmc/device/op_fields.h"
@@ -86,15 +85,11 @@ struct FusedClassifier {
     float scale;
     bool write_dlogits;
     ClassifierTerms terms{};
-    auto fields() const {
-        return std::tuple{changes("logits", logits),
-                          writes("losses", losses, DType::fp32),
-                          reads("targets", targets, DType::int32),
-                          number("vocabulary", vocabulary),
-                          number("scale", scale),
-                          number("write_dlogits", write_dlogits),
-                          number("cap", terms.cap),
-                          number("z_loss", terms.z_loss)};
+    auto fields(const auto& see) const {
+        return see(changes("logits", logits), writes("losses", losses, DType::fp32),
+                   reads("targets", targets, DType::int32), number("vocabulary", vocabulary),
+                   number("scale", scale), number("write_dlogits", write_dlogits), number("cap", terms.cap),
+                   number("z_loss", terms.z_loss));
     }
     RowSizes sizes() const;
     OpCost cost() const;
@@ -114,14 +109,11 @@ struct ClassifierStatistics {
     Tensor statistics, logits, targets;
     std::int64_t columns, first_column;
     ClassifierTerms terms{};
-    auto fields() const {
-        return std::tuple{writes("statistics", statistics, DType::fp32),
-                          reads("logits", logits),
-                          reads("targets", targets, DType::int32),
-                          number("columns", columns),
-                          number("first_column", first_column),
-                          number("cap", terms.cap),
-                          number("z_loss", terms.z_loss)};
+    auto fields(const auto& see) const {
+        return see(writes("statistics", statistics, DType::fp32), reads("logits", logits),
+                   reads("targets", targets, DType::int32), number("columns", columns),
+                   number("first_column", first_column), number("cap", terms.cap),
+                   number("z_loss", terms.z_loss));
     }
     RowSizes sizes() const;
     OpCost cost() const;
@@ -143,17 +135,12 @@ struct ClassifierFromStatistics {
     float scale;
     bool write_dlogits;
     ClassifierTerms terms{};
-    auto fields() const {
-        return std::tuple{changes("logits", logits),
-                          writes("losses", losses, DType::fp32),
-                          reads("all_statistics", all_statistics, DType::fp32),
-                          reads("targets", targets, DType::int32),
-                          number("columns", columns),
-                          number("first_column", first_column),
-                          number("scale", scale),
-                          number("write_dlogits", write_dlogits),
-                          number("cap", terms.cap),
-                          number("z_loss", terms.z_loss)};
+    auto fields(const auto& see) const {
+        return see(
+            changes("logits", logits), writes("losses", losses, DType::fp32),
+            reads("all_statistics", all_statistics, DType::fp32), reads("targets", targets, DType::int32),
+            number("columns", columns), number("first_column", first_column), number("scale", scale),
+            number("write_dlogits", write_dlogits), number("cap", terms.cap), number("z_loss", terms.z_loss));
     }
     ClassifierSizes sizes() const;
     OpCost cost() const;
@@ -165,7 +152,9 @@ struct SoftCap {
     static constexpr std::string_view name = "soft_cap";
     Tensor out, in;
     float cap;
-    auto fields() const { return std::tuple{writes("out", out), reads("in", in), number("cap", cap)}; }
+    auto fields(const auto& see) const {
+        return see(writes("out", out), reads("in", in), number("cap", cap));
+    }
     std::int64_t sizes() const;
     OpCost cost() const;
 };
@@ -177,7 +166,9 @@ struct SoftCap {
 struct GlobalNormSquared {
     static constexpr std::string_view name = "global_norm_squared";
     Tensor partials, x;
-    auto fields() const { return std::tuple{writes("partials", partials, DType::fp32), reads("x", x)}; }
+    auto fields(const auto& see) const {
+        return see(writes("partials", partials, DType::fp32), reads("x", x));
+    }
     std::int64_t sizes() const;
     OpCost cost() const;
 };
@@ -187,7 +178,9 @@ struct GlobalNormSquared {
 struct Sum {
     static constexpr std::string_view name = "sum";
     Tensor out, x;
-    auto fields() const { return std::tuple{changes("out", out, DType::fp64), reads("x", x, DType::fp32)}; }
+    auto fields(const auto& see) const {
+        return see(changes("out", out, DType::fp64), reads("x", x, DType::fp32));
+    }
     std::int64_t sizes() const;
     OpCost cost() const;
     WorkspaceRequest workspace() const;
@@ -212,27 +205,18 @@ struct AdamW {
     AdamWStep step;
     std::optional<StochasticRounding> rounding{}, rounding_of_moments{};
     EightBitMoments in_8_bits{};
-    auto fields() const {
-        return std::tuple{writes("parameters", parameters),
-                          changes("master", master, any_dtype),
-                          changes("m", m, any_dtype),
-                          changes("v", v, any_dtype),
-                          reads("gradients", gradients, any_dtype),
-                          reads("norm_squared", norm_squared, DType::fp64),
-                          of_variant(changes("m_amax", in_8_bits.m_amax, DType::fp32)),
-                          of_variant(changes("v_amax", in_8_bits.v_amax, DType::fp32)),
-                          of_variant(changes("small_m", in_8_bits.m, DType::fp32)),
-                          of_variant(changes("small_v", in_8_bits.v, DType::fp32)),
-                          number("segments", segments),
-                          number("step", step.step),
-                          number("learning_rate", step.learning_rate),
-                          number("beta1", step.beta1),
-                          number("beta2", step.beta2),
-                          number("eps", step.eps),
-                          number("max_grad_norm", step.max_grad_norm),
-                          number("loss_scale", step.loss_scale),
-                          number("rounding", rounding),
-                          number("rounding_of_moments", rounding_of_moments)};
+    auto fields(const auto& see) const {
+        return see(writes("parameters", parameters), changes("master", master, any_dtype),
+                   changes("m", m, any_dtype), changes("v", v, any_dtype),
+                   reads("gradients", gradients, any_dtype), reads("norm_squared", norm_squared, DType::fp64),
+                   of_variant(changes("m_amax", in_8_bits.m_amax, DType::fp32)),
+                   of_variant(changes("v_amax", in_8_bits.v_amax, DType::fp32)),
+                   of_variant(changes("small_m", in_8_bits.m, DType::fp32)),
+                   of_variant(changes("small_v", in_8_bits.v, DType::fp32)), number("segments", segments),
+                   number("step", step.step), number("learning_rate", step.learning_rate),
+                   number("beta1", step.beta1), number("beta2", step.beta2), number("eps", step.eps),
+                   number("max_grad_norm", step.max_grad_norm), number("loss_scale", step.loss_scale),
+                   number("rounding", rounding), number("rounding_of_moments", rounding_of_moments));
     }
     std::int64_t sizes() const;
     OpCost cost() const;
@@ -245,7 +229,9 @@ struct AdamW {
 struct Cast {
     static constexpr std::string_view name = "cast";
     Tensor out, in;
-    auto fields() const { return std::tuple{writes("out", out, any_dtype), reads("in", in, any_dtype)}; }
+    auto fields(const auto& see) const {
+        return see(writes("out", out, any_dtype), reads("in", in, any_dtype));
+    }
     std::int64_t sizes() const;
     OpCost cost() const;
 };
@@ -255,7 +241,9 @@ struct Cast {
 struct Copy {
     static constexpr std::string_view name = "copy";
     Tensor out, in;
-    auto fields() const { return std::tuple{writes("out", out, any_dtype), reads("in", in, any_dtype)}; }
+    auto fields(const auto& see) const {
+        return see(writes("out", out, any_dtype), reads("in", in, any_dtype));
+    }
     std::int64_t sizes() const;
     OpCost cost() const;
 };
@@ -265,7 +253,7 @@ struct Fill {
     static constexpr std::string_view name = "fill";
     Tensor out;
     float value;
-    auto fields() const { return std::tuple{writes("out", out, any_dtype), number("value", value)}; }
+    auto fields(const auto& see) const { return see(writes("out", out, any_dtype), number("value", value)); }
     std::int64_t sizes() const;
     OpCost cost() const;
 };
@@ -274,7 +262,7 @@ struct Fill {
 struct Add {
     static constexpr std::string_view name = "add";
     Tensor out, a, b;
-    auto fields() const { return std::tuple{writes("out", out), reads("a", a), reads("b", b)}; }
+    auto fields(const auto& see) const { return see(writes("out", out), reads("a", a), reads("b", b)); }
     std::int64_t sizes() const;
     OpCost cost() const;
 };
@@ -287,9 +275,9 @@ struct Accumulate {
     Tensor out, in;
     StochasticRounding rounding;
     std::int64_t count;
-    auto fields() const {
-        return std::tuple{changes("out", out), reads("in", in, any_dtype), number("rounding", rounding),
-                          number("count", count)};
+    auto fields(const auto& see) const {
+        return see(changes("out", out), reads("in", in, any_dtype), number("rounding", rounding),
+                   number("count", count));
     }
     std::int64_t sizes() const;
     OpCost cost() const;
@@ -300,7 +288,7 @@ struct Accumulate {
 struct AllFinite {
     static constexpr std::string_view name = "all_finite";
     Tensor flag, x;
-    auto fields() const { return std::tuple{writes("flag", flag, DType::int32), reads("x", x)}; }
+    auto fields(const auto& see) const { return see(writes("flag", flag, DType::int32), reads("x", x)); }
     std::int64_t sizes() const;
     OpCost cost() const;
 };

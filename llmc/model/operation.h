@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <optional>
 #include <string_view>
-#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -60,19 +59,18 @@ struct Running {
 };
 using RunCall = void (*)(const Running& running, const Tensor* operands);
 
-// The number of tensors among an operation's fields.
-template <class Fields>
-inline constexpr std::size_t tensors_of = 0;
-template <class... Fields>
-inline constexpr std::size_t tensors_of<std::tuple<Fields...>> =
-    (std::size_t{std::is_same_v<Fields, OperandField<Tensor>>} + ...);
+// The type of what it returns is the number of tensors among an operation's fields.
+inline constexpr auto count_tensors = []<class... Fields>(const Fields&...) {
+    return std::integral_constant<std::size_t,
+                                  (std::size_t{std::is_same_v<Fields, OperandField<Tensor>>} + ...)>();
+};
 
 // Makes an operation whose tensors are its first fields: these are the operands of a call, in their order.
 template <class O>
 struct InOrder {
     O operator()(const Running&, const Tensor* t) const {
         return [&]<std::size_t... I>(std::index_sequence<I...>) { return O{t[I]...}; }
-        (std::make_index_sequence<tensors_of<decltype(std::declval<const O&>().fields())>>{});
+        (std::make_index_sequence<decltype(std::declval<const O&>().fields(count_tensors))::value>{});
     }
 };
 // Runs the operation that F makes.

@@ -197,7 +197,7 @@ class Operands {
     template <class O>
     void fill(O& op, const std::vector<std::string>& without = {}) {
         const auto for_each = [&](const auto& f) {
-            std::apply([&](const auto&... field) { (f(field), ...); }, op.fields());
+            op.fields([&](const auto&... field) { (f(field), ...); });
         };
         for_each([&](const auto& field) { fill_field(field, without); });
         for_each([&](const auto& field) { fill_alias(field, without); });
