@@ -283,8 +283,8 @@ class LayerNormBackward : public Problem {
                     std::min(blocks(rows_, warps), blocks(most_blocks, static_cast<int>(column_blocks)));
                 launch(on, layernorm_backward_columns_kernel2<X>, dim3(column_blocks, stretches), block_size,
                        0, partials, dout, in, mean, rstd, rows_, channels_);
-                return detail::add_layernorm_partials(on, dgamma, dbeta, partials,
-                                                      static_cast<int>(stretches), channels_);
+                return detail::add_norm_partials(on, dgamma, dbeta, partials, static_cast<int>(stretches),
+                                                 2 * channels_, channels_);
             }
             case 3:
             case 4: {

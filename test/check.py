@@ -5,7 +5,6 @@ of their folders (CHECKED_BY in suites.py). `make check` calls it; BASE names th
 import argparse
 import os
 import pathlib
-import re
 import subprocess
 import sys
 
@@ -48,27 +47,6 @@ def sources_with(names):
     return sorted(name for name in found if pathlib.Path(name).suffix in (".cpp", ".cu") and pathlib.Path(name).is_file())
 
 
-def kernels_with(name):
-    """The first words of a file's name and of the kernels that include it, directly or not, if tests are called so."""
-    found, new = {name}, [name]
-    while new:
-        line = f'#include "{new.pop()}"\n'
-        more = {str(path) for path in pathlib.Path("llmc/device/cuda").glob("*.cuh") if line in path.read_text()} - found
-        found |= more
-        new += more
-    words = {re.match("[a-z0-9]*", pathlib.Path(path).name)[0] for path in found}
-    return {word for word in words if list(pathlib.Path("test/kernels").glob(f"{word}*_test.cpp"))}
-
-
-def filter_of_kernels(names):
-    """GoogleTest's filter for the tests of changed kernels. It is empty, for all tests, if a file belongs to no kernel."""
-    kernels = [kernels_with(name) for name in names if "kernels-thread" in suites.suites_of_file(name)]
-    if not all(kernels):
-        return ""
-    words = {word[:4] for word in set().union(*kernels)}  # "adam" is also in AdamW
-    return ":".join(sorted(f"*{word}*:*{word.capitalize()}*" for word in words))
-
-
 def main():
     parser = argparse.ArgumentParser(description="Checks what has changed since a commit.")
     parser.add_argument("--base", default="HEAD", help="the commit (default: HEAD, so that only changes that are not committed count)")
@@ -91,10 +69,6 @@ def main():
     if not wanted:
         print("no suite belongs to these files")
         return
-    of_kernels = filter_of_kernels(names)
-    if of_kernels and not [name for name in wanted if not name.startswith("kernels-")]:
-        os.environ["GTEST_FILTER"] = of_kernels
-        print(f"tests of kernels: {of_kernels}", flush=True)
     sys.exit(subprocess.run([*arguments.run_suites, *wanted]).returncode)
 
 

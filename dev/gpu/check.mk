@@ -31,7 +31,7 @@ gpu-check: $(if $(GPU),bundle)  ## checks and times everything on this machine's
 # Takes at most nine minutes.
 bench-gpu-check: override PART := kernels lab
 bench-gpu-check: override CHECK_OPTIONS := --minutes 4.5 $(CHECK_OPTIONS)
-bench-gpu-check: gpu-check  ## the kernel tests and the lab of `gpu-check` alone
+bench-gpu-check: gpu-check  ## the operations, the launchers and the lab of `gpu-check` alone
 
 bundle: deps  ## a folder that runs `gpu-check` on a machine with a GPU, CUDA's libraries and Python alone
 	@$(if $(and $(WITH_CUDA),$(NCCL)),,echo 'error: the bundle is made with nvcc, cublasLt.h and nccl.h, which are not all here' >&2; exit 1)

@@ -105,6 +105,7 @@ def run_operation(op):
     others = [name for name, entry in on_gpu.items() if results.get("cpu", on_gpu).get(name) != entry]
     require(not others, f"{len(others)} results have other bits on the CPU, such as {', '.join(others[:3])}")
     cases = {name.split("/")[0] for name in on_gpu}
+    require(cases, "no case ran")
     return {"detail": f"{len(cases)} cases", "cases": len(cases)}
 
 

@@ -26,7 +26,7 @@ inline void check_operand(std::string_view operation, const OperandField<Heads>&
     const Heads& heads = field.operand;
     const Shape& shape = heads.rows.shape;
     if (shape.dimensions() == 0 || heads.first < 0 || heads.count < 1 || heads.size < 1 ||
-        heads.first + heads.count * heads.size > shape.last())
+        heads.count > shape.last() / heads.size || heads.first > shape.last() - heads.count * heads.size)
         programming_error(fmt::format("{}: {} has {} heads of {} from element {}, not inside the rows of {}",
                                       operation, field.name, heads.count, heads.size, heads.first,
                                       to_string(shape)));

@@ -35,6 +35,7 @@ AttentionShape attention_sizes(const Tensor& out, const Tensor& lse, const Heads
                                const Heads& v, std::int64_t window) {
     check(out.shape.dimensions() == 4, "the output of attention is (B,T,H,D)");
     AttentionShape s{out.shape[0], out.shape[1], out.shape[2], out.shape[3]};
+    check(s.sequence > 0, "attention is of one token or more");
     s.key_heads = key_heads_of(k, s.heads);
     s.window = keys_seen(window, s.sequence);
     check_shape(lse, {s.batch, s.heads, s.sequence}, "lse");
@@ -67,11 +68,12 @@ CachedAttentionShape AttentionCachedForward::sizes() const {
     check(out.shape.dimensions() == 3, "the output of attention is (n,H,D)");
     check(cache.shape.dimensions() == 4, "the cache is (T,2,K,D)");
     CachedAttentionShape s{out.shape[0], cache.shape[0], out.shape[1], out.shape[2]};
+    check(s.rows > 0, "attention is of one token or more");
     s.key_heads = key_heads_of(k, s.heads);
     s.window = keys_seen(window, s.capacity);
     check_shape(cache, {s.capacity, 2, s.key_heads, s.head_size}, "cache");
     check_query_key_value(q, k, v, s.rows, s.heads, s.key_heads, s.head_size);
-    check(position >= 0 && position + s.rows <= s.capacity, "the cache has room for the rows");
+    check(position >= 0 && position <= s.capacity - s.rows, "the cache has room for the rows");
     return s;
 }
 
@@ -105,7 +107,7 @@ RopeSizes Rope::sizes() const {
     check(s.head_size % 2 == 0, "rope takes heads of pairs");
     check(angles.shape.dimensions() == 3 && angles.shape[1] == s.head_size / 2 && angles.shape[2] == 2,
           "angles are (positions, D/2, 2)");
-    check(position >= 0 && position + s.sequence <= angles.shape[0], "there are angles for each position");
+    check(position >= 0 && position <= angles.shape[0] - s.sequence, "there are angles for each position");
     return s;
 }
 namespace {

@@ -118,6 +118,7 @@ MatmulSizes Fp8MatmulForward::sizes() const {
 }
 MatmulSizes Fp8MatmulBackward::sizes() const {
     check_operands(*this);
+    check(din || dweight, "a backward pass makes din or dweight");
     MatmulSizes s{0, 0, 0};
     if (dweight) {
         check(dout.transposed && in.transposed && in.inverse,
@@ -131,7 +132,10 @@ MatmulSizes Fp8MatmulBackward::sizes() const {
         check(dout.plain && weight.transposed && weight.inverse,
               "din is made of dout and the transposed weight");
         const auto [N, OC] = rows_of(dout.plain, "dout");
-        s = {N, weight.transposed.elements() / OC, OC};
+        const std::int64_t IC = weight.transposed.elements() / OC;
+        check(!dweight || (s.rows == N && s.in_channels == IC && s.out_channels == OC),
+              "din and dweight are of the same product");
+        s = {N, IC, OC};
         check_rows(weight.transposed, s.in_channels, OC, "weight_transposed");
         check_rows(din, N, s.in_channels, "din");
         check(din.dtype == DType::bf16, "products in 8 bits make numbers in bf16");

@@ -112,19 +112,19 @@ std::int64_t AdamW::sizes() const {
          {std::pair{&master, "master"}, {&m, "m"}, {&v, "v"}, {&gradients, "gradients"}})
         check_elements(*x, n, which);
     check_elements(norm_squared, 1, "norm_squared");
+    check_segments(segments, n);
     const EightBitMoments& small = in_8_bits;
     if (moments == DType::uint8) {
         check(n % eight_bit_block == 0, "moments in 8 bits are whole blocks");
         check(small.m_amax && small.v_amax, "moments in 8 bits have the greatest magnitudes of their blocks");
         check_elements(small.m_amax, n / eight_bit_block, "m_amax");
         check_elements(small.v_amax, n / eight_bit_block, "v_amax");
-        check_elements(small.v, small.m.elements(), "small_v");
+        const std::int64_t of_small = small.m ? small.m.elements() : 0;
+        check(of_small == (small.v ? small.v.elements() : 0), "small_m and small_v are of the same tensors");
         for (const AdamWSegment& segment : segments)
-            check(segment.in_small < 0 ||
-                      (small.m && segment.in_small + segment.end - segment.begin <= small.m.elements()),
+            check(segment.in_small <= of_small - (segment.end - segment.begin) || segment.in_small < 0,
                   "a small tensor lies in the buffer of small ones");
     }
-    check_segments(segments, n);
     check(!rounding || X == DType::bf16, "stochastic rounding is to bf16");
     check(rounding_of_moments.has_value() == (moments == DType::bf16),
           "moments in bf16 are rounded at random");
@@ -147,7 +147,11 @@ WorkspaceRequest AdamW::workspace() const { return request(parameters.dtype, Row
 
 // ---- elementwise
 
-std::int64_t Cast::sizes() const { return same_elements(*this, in, {{&out, "out"}}); }
+std::int64_t Cast::sizes() const {
+    const std::int64_t elements = same_elements(*this, in, {{&out, "out"}});
+    check(is_compute_dtype(in.dtype) && is_compute_dtype(out.dtype), "a cast is between compute dtypes");
+    return elements;
+}
 std::int64_t Copy::sizes() const {
     check(out.dtype == in.dtype, "a copy has the dtype of its source");
     return same_elements(*this, in, {{&out, "out"}});

@@ -144,7 +144,10 @@ class Check {
     void run(const std::string& name, const HostTensors& tensors) {
         const auto [op, dtype] = parse(name);
         const HostTensors refused = of_kind(tensors, "refused");
-        const bool is_refused = !refused.empty() && architecture_ < refused.begin()->second.values.front();
+        const auto least = refused.find("1");
+        if (!refused.empty() && (least == refused.end() || least->second.values.size() != 1))
+            user_error("refused/1 of {} is not one number", name);
+        const bool is_refused = !refused.empty() && architecture_ < least->second.values[0];
         const HostTensors inputs = of_kind(tensors, "input"), expected = of_kind(tensors, "expected");
         const Case given{op, dtype, inputs, expected};
         HostTensors results;
@@ -215,6 +218,8 @@ class Check {
                                              to_string(exact.shape)));
             } else {
                 const auto bound = bounds.find(operand);
+                if (bound != bounds.end() && bound->second.shape != exact.shape)
+                    user_error("the bounds of {}/{} have another shape", name_, operand);
                 compare(
                     operand, found->second.values, exact.values,
                     bound == bounds.end() ? std::vector<double>(exact.values.size()) : bound->second.values,
@@ -274,7 +279,9 @@ int main(int argc, char** argv) {
     }
     try {
         Check check(argv[1]);
-        for (const auto& [name, tensors] : read_cases(argv[2])) check.run_named(name, tensors);
+        const auto cases = read_cases(argv[2]);
+        if (cases.empty()) user_error("{} has no cases", argv[2]);
+        for (const auto& [name, tensors] : cases) check.run_named(name, tensors);
         if (argc == 4) write_cases(argv[3], check.results());
         fmt::print("checksum {:016x}\n", checksum(check.results()));
         return check.differences() > 0 ? 1 : 0;

@@ -313,12 +313,14 @@ class Operands {
     T number(std::string_view name, const std::vector<double>& values) {
         const auto integer = [&](std::size_t i) { return static_cast<std::int64_t>(values.at(i)); };
         if constexpr (std::is_same_v<T, StochasticRounding>) {
+            if (values.size() != 2) user_error("the input {} is not a seed and the first element", name);
             return {.seed = static_cast<std::uint64_t>(integer(0)), .first_element = integer(1)};
         } else if constexpr (requires { typename T::value_type; } &&
                              !std::is_same_v<T, std::span<const AdamWSegment>>) {
             return number<typename T::value_type>(name, values);
         } else if constexpr (std::is_same_v<T, std::span<const AdamWSegment>>) {
-            for (std::size_t i = 0; i + 3 < values.size(); i += 4)
+            if (values.size() % 4 != 0) user_error("the input {} is not begin, end, decay, in_small", name);
+            for (std::size_t i = 0; i < values.size(); i += 4)
                 segments_.push_back({integer(i), integer(i + 1), values[i + 2], integer(i + 3)});
             return segments_;
         } else {

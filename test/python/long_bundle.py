@@ -3,18 +3,20 @@
 import os
 import pathlib
 import subprocess
+import sys
 
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ["BUILD_DIR"])
-PROGRAMS = [BUILD / "gpu" / name for name in ("train_gpt", "model_probe", "kernels")]
+PROGRAMS = [BUILD / "gpu" / name for name in ("train_gpt", "model_probe", "op_check", "kernels")]
 
 pytestmark = pytest.mark.skipif(not PROGRAMS[-1].exists(), reason="built by nvcc with cuBLASLt, which are not both here")
 
 
 def test_size(tmp_path):
-    made = subprocess.run([ROOT / "dev/gpu/bundle.sh", tmp_path / "bundle", "none", *PROGRAMS], capture_output=True, text=True)
+    made = subprocess.run([ROOT / "dev/gpu/bundle.sh", tmp_path / "bundle", "none", *PROGRAMS], capture_output=True, text=True,
+                          env={**os.environ, "PYTHON": sys.executable})
     assert made.returncode == 0, made.stderr
 
 

@@ -47,27 +47,30 @@ ATTENTION_WITH_GROUPS = [
 # A GPU's block has pieces of 16 bytes of a row. In the backward passes of the norms, its threads (384 or 512) have one, two or
 # four each; more are refused.
 LONG_ROWS = (3080, 6152, 12280, 16384)
+MANY = 100_003  # so many elements that the threads of a multiprocessor have several pieces each
 LARGEST_FP16 = 65504
 OPERATIONS = {
     "encoder_forward": Operation(
         encoder_forward, [of(2, 3, 5, 7), of(1, 1, 8, 3, longer=2)],
         [of(2, 8, 16, 32), of(3, 13, 10, 37), of(1, 1, 5, 1), of(4, 64, 128, 256, longer=7),
-         of(3, 13, 10, 37, rows=(0, 13)), of(3, 13, 10, 37, rows=(13, 37), with_wpe=False),
+         of(3, 13, 10, 37, rows=(0, 13)), of(3, 13, 40, 37, rows=(0, 13)), of(3, 13, 40, 37, rows=(13, 37), with_wpe=False),
          of(2, 8, 16, 32, rows=(40, 48)), of(2, 8, 16, 32, rows=(40, 48), with_wpe=False)]),
     "encoder_backward": Operation(
         encoder_backward, [of(2, 3, 5, 4), of(1, 1, 8, 3, longer=2)],
         [of(2, 8, 16, 32), of(3, 13, 10, 37), of(1, 1, 5, 1), of(4, 64, 128, 256, longer=7), of(2, 40, 17, 2), of(3, 13, 264, 37),
+         of(2, 1040, 16, 1), of(3, 13, 40, 37, rows=(0, 13)), of(2, 40, 40, 17, rows=(3, 5)), of(3, 13, 40, 37, with_dwpe=False),
+         of(3, 13, 40, 37, rows=(13, 37), with_dwpe=False),
          of(3, 13, 10, 37, rows=(0, 13)), of(2, 40, 17, 5, rows=(3, 5)), of(2, 8, 16, 32, rows=(40, 48)),
          of(3, 13, 10, 37, with_dwpe=False), of(3, 13, 10, 37, rows=(13, 37), with_dwpe=False)]),
     "layernorm_forward": Operation(
         layernorm_forward, [of(1, 5, offset=4.0), of(3, 13, offset=-4.0)],
         [of(2, 8, 16), of(3, 13, 20, offset=1.0), of(2, 5, 65), of(4, 64, 128), of(1, 1, 384, offset=4.0),
-         of(3, 13, 20, offset=1.0, beta=False), of(4, 64, 128, beta=False), of(3, 1600)]),
+         of(3, 13, 20, offset=1.0, beta=False), of(4, 64, 128, beta=False), of(3, 1600), of(3, 24576)]),
     "layernorm_backward": Operation(
         layernorm_backward, [of(1, 5, offset=4.0), of(3, 13, offset=-4.0)],
         [of(2, 8, 16), of(3, 13, 20, offset=1.0), of(2, 5, 65), of(4, 64, 128), of(1, 1, 384, offset=4.0),
          of(3, 13, 20, want=("din",)), of(3, 13, 20, want=("dgamma", "dbeta")), of(3, 13, 20, want=("dgamma",)),
-         of(4, 64, 128, want=("din", "dgamma")), of(3, 1600), of(700, 40),
+         of(4, 64, 128, want=("din", "dgamma")), of(3, 1600), of(700, 40), of(2500, 8),
          *(of(2, C) for C in LONG_ROWS), of(2, 6144, want=("dgamma",))]),
     "fused_residual_layernorm_forward": Operation(
         fused_residual_layernorm_forward, [of(1, 5, offset=4.0), of(3, 13, offset=-4.0)],
@@ -76,12 +79,12 @@ OPERATIONS = {
     "rmsnorm_forward": Operation(
         rmsnorm_forward, [of(1, 5, offset=4.0), of(3, 13, weight=False)],
         [of(2, 8, 16), of(3, 13, 20, offset=1.0, eps=SMALL_EPS), of(2, 5, 65), of(4, 64, 128), of(1, 1, 384, offset=4.0),
-         of(3, 13, 20, weight=False), of(4, 24, scale=1e-3, eps=SMALL_EPS), of(5, 4096)]),
+         of(3, 13, 20, weight=False), of(4, 24, scale=1e-3, eps=SMALL_EPS), of(5, 4096), of(3, 24576)]),
     "rmsnorm_backward": Operation(
         rmsnorm_backward, [of(1, 5, offset=4.0), of(3, 13, weight=False)],
         [of(2, 8, 16), of(3, 13, 20, offset=1.0), of(2, 5, 65), of(4, 64, 128), of(1, 1, 384, offset=4.0),
          of(3, 13, 20, want=("din",)), of(3, 13, 20, want=("dweight",)), of(4, 64, 128, weight=False),
-         of(3, 13, 20, weight=False, want=("din",)), of(5, 4096), of(700, 40),
+         of(3, 13, 20, weight=False, want=("din",)), of(5, 4096), of(700, 40), of(2500, 8),
          *(of(2, C) for C in LONG_ROWS), of(2, 6144, want=("dweight",))]),
     "fused_residual_rmsnorm_forward": Operation(
         fused_residual_rmsnorm_forward, [of(1, 5, offset=4.0), of(3, 13, weight=False)],
@@ -97,13 +100,15 @@ OPERATIONS = {
         [of(16, 16, OC=48), of(1, 5, OC=37), of(13, 20, OC=7, want=("din",)), of(13, 20, OC=7, want=("dweight",)),
          of(13, 20, OC=7, want=("dbias",)), of(13, 20, OC=9, want=("dweight", "dbias")),
          of(3, 13, 10, OC=65, gelu=True), of(13, 37, OC=37, gelu=True, want=("din", "dweight")),
-         of(4, 64, 512, OC=128, gelu=True), of(4, 64, 128, OC=256), of(1, 2, OC=3)]),
+         of(4, 64, 512, OC=128, gelu=True), of(4, 64, 128, OC=256), of(1, 2, OC=3), of(1100, 8, OC=40),
+         of(13, 20, OC=8, want=("dbias",)), of(13, 20, OC=8, want=("dweight", "dbias"))]),
     "gelu_forward": Operation(
         gelu_forward, [of(3, 7), of(values=GELU_VALUES)],
         [of(values=[0.7]), of(2, 8, 16), of(3, 13, 37), of(4, 64, 128), of(values=GELU_HUGE_VALUES)]),
     "gelu_backward": Operation(
         gelu_backward, [of(3, 7), of(values=GELU_VALUES), of(2, 5, in_place=True)],
-        [of(values=[0.7]), of(2, 8, 16), of(3, 13, 37, in_place=True), of(4, 64, 128), of(values=GELU_HUGE_VALUES)]),
+        [of(values=[0.7]), of(2, 8, 16), of(3, 13, 37, in_place=True), of(2, 8, 16, in_place=True), of(4, 64, 128),
+         of(values=GELU_HUGE_VALUES)]),
     # Rows and F.
     "swiglu_forward": Operation(
         swiglu_forward, [of(3, 7), of(values=SWIGLU_VALUES)],
@@ -145,7 +150,8 @@ OPERATIONS = {
         [of(3, count=1, size=5), of(2, 3, count=2, size=6, first=3, more=1, out_first=1, out_more=2, eps=0.25),
          of(4, count=1, size=7, ranks=2, eps=0.25, weight=False)],
         [of(2, 8, count=4, size=16, more=16), of(1, 13, count=3, size=24, out_first=8, weight=False), of(37, count=8, size=128, first=256),
-         of(9, count=1, size=2048, eps=0.5), of(90, count=1, size=64, ranks=1), of(9, count=1, size=200, ranks=4, first=8, out_more=3)]),
+         of(9, count=1, size=2048, eps=0.5), of(90, count=1, size=64, ranks=1), of(9, count=1, size=200, ranks=4, first=8, out_more=3),
+         of(9, count=1, size=64, ranks=2, weight=False), of(9, count=1, size=200, ranks=4, first=8, out_more=8)]),
     "head_norm_sums": Operation(
         head_norm_sums, [of(3, size=5), of(2, 2, size=9, first=1, more=2)], [of(13, size=37), of(5, size=4096, first=8), of(2, 70, size=128)]),
     "head_norm_backward": Operation(
@@ -154,14 +160,15 @@ OPERATIONS = {
          of(4, count=1, size=7, ranks=2, weight=False, in_place=True)],
         [of(2, 8, count=4, size=16, more=16, in_place=True), of(1, 13, count=3, size=24, din_first=8, weight=False, dweight=False),
          of(37, count=8, size=128, first=256, dout_more=8), of(9, count=1, size=4096), of(90, count=1, size=64, ranks=1, in_place=True),
-         of(70, count=1, size=200, ranks=4, first=8, dout_first=3), of(5, count=2, size=33, dweight=False, in_place=True)]),
+         of(70, count=1, size=200, ranks=4, first=8, dout_first=3), of(9, count=1, size=64, ranks=2, weight=False),
+         of(70, count=1, size=200, ranks=4, first=8, dout_first=8), of(2500, count=1, size=16), of(5, count=2, size=33, dweight=False, in_place=True)]),
     "head_norm_backward_sums": Operation(
         head_norm_backward_sums, [of(3, size=5), of(2, 2, size=9, first=1, more=2, weight=False)],
         [of(13, size=37, dout_first=3), of(5, size=4096, first=8), of(2, 70, size=128, weight=False)]),
     "fused_classifier": Operation(
         fused_classifier, [of(3, 7, 9, ignored=1), of(4, 11, 11, write_dlogits=False), of(5, 8, 10, large=True),
          of(3, 7, 9, ignored=1, cap=5.0, z_loss=0.125), of(2, 7, 9, z_loss=0.125)],
-        [of(16, 32, 32), of(9, 37, 64, large=True, cap=30.0), of(64, 256, 256, cap=15.0, z_loss=2.0**-13),
+        [of(16, 32, 32), of(3, 13, 16, ignored=1, cap=5.0, z_loss=0.125), of(9, 37, 64, large=True, cap=30.0), of(64, 256, 256, cap=15.0, z_loss=2.0**-13),
          of(13, 50, 128, ignored=5, z_loss=2.0**-7), of(5, 1000, 1024, spread=20.0, cap=15.0, write_dlogits=False),
          of(1, 37, 128, spread=1.0), of(13, 50, 128, ignored=5),
          of(13, 37, 40, ignored=1, write_dlogits=False), of(9, 37, 64, large=True), of(64, 256, 256),
@@ -172,7 +179,7 @@ OPERATIONS = {
                                 of(3, (4, 3), 1, 8, ignored=1, cap=5.0)],
         [of(16, (32, 32), 0, 32), of(9, (1, 36), 1, 40, large=True, cap=30.0), of(5, (400, 400, 200), 2, 256, cap=15.0),
          of(1, (128,), 0, 128, spread=1.0), of(13, (30, 20), 1, 128, ignored=5),
-         of(9, (1, 36), 0, 8, large=True), of(64, (128, 128), 1, 128), of(5, (400, 400, 200), 2, 256, ignored=5)]),
+         of(9, (1, 36), 0, 8, large=True), of(64, (128, 128), 1, 128), of(5, (400, 400, 200), 2, 256, ignored=5), of(3, (9000, 8999), 1, 9088, ignored=1)]),
     "classifier_from_statistics": Operation(
         classifier_from_statistics,
         [of(3, (4, 3), 1, 8, ignored=1), of(3, (5, 0), 1, 8), of(4, (6, 5), 0, 8, write_dlogits=False),
@@ -181,19 +188,19 @@ OPERATIONS = {
          of(5, (400, 0, 200), 2, 256, cap=15.0, z_loss=2.0**-13), of(4, (6, 5), 1, 8, cap=15.0, write_dlogits=False),
          of(1, (128,), 0, 128, spread=1.0), of(13, (30, 20), 1, 128, ignored=5),
          of(13, (30, 20), 0, 32, ignored=1, write_dlogits=False), of(9, (1, 36), 0, 8, large=True),
-         of(64, (128, 128), 1, 128), of(2, (3, 2), 0, 8, ignored=2), of(5, (400, 400, 200), 2, 256)]),
+         of(64, (128, 128), 1, 128), of(2, (3, 2), 0, 8, ignored=2), of(5, (400, 400, 200), 2, 256), of(3, (9000, 8999), 1, 9088, ignored=1)]),
     "soft_cap": Operation(
         soft_cap, [of(3, 7, cap=15.0), of(values=CAP_VALUES, cap=15.0), of(2, 5, cap=0.75, in_place=True)],
         [of(values=[0.7], cap=1.0), of(3, 13, 37, cap=30.0), of(4, 64, 128, cap=15.0, in_place=True)]),
     "global_norm_squared": Operation(global_norm_squared, [of(1)], [of(2), of(13)]),
-    "sum": Operation(sum_fp64, [of(1), of(3, 5)], [of(1025), of(13, 37), of(100_000)], dtypes=("fp32",)),
+    "sum": Operation(sum_fp64, [of(1), of(3, 5)], [of(1025), of(13, 37), of(100_000), of(262_145)], dtypes=("fp32",)),
     "adamw": Operation(
         adamw,
         [of(12, [(0, 5, 0.1), (5, 9, 0.0)], max_grad_norm=0.05), of(8, [(1, 8, 0.1)], max_grad_norm=1.0, norm_squared=math.inf),
          of(12, [(0, 5, 0.1), (5, 9, 0.0)], max_grad_norm=0.05, gradients_in_x=True, rounding=(7, 128))],
         [of(12, [(0, 5, 0.1), (5, 9, 0.0)], max_grad_norm=0.0, step=1), of(37, [(0, 37, 0.01)], max_grad_norm=100.0, step=10),
          of(8209, [(0, 4098, 0.1), (4099, 8209, 0.0)], max_grad_norm=1.0, rounding=(2**40, 2**50)),
-         of(8, [(1, 8, 0.1)], max_grad_norm=1.0, norm_squared=math.nan),
+         of(8, [(0, 8, 0.1)], max_grad_norm=1.0, norm_squared=math.nan),
          # Segments of whole quads, which GPUs take.
          of(8, [(0, 8, 0.1)], max_grad_norm=1.0, norm_squared=math.inf),
          of(12, [(0, 4, 0.1), (8, 12, 0.0)], max_grad_norm=0.05, step=1),
@@ -203,21 +210,22 @@ OPERATIONS = {
               has_master=has_master, gradients_in_x=in_x)
            for moments in ("fp32", "bf16", "uint8") for has_master in (True, False) for in_x in (False, True)
            for limit, scale, rounding in ((1.0, 2.0**10, None), (0.0, 1.0, (7, 128))) if has_master or rounding),
+         *(of(20480, [(0, 300, 0.1), (512, 20000, 0.0)], max_grad_norm=1.0, moments=moments) for moments in ("fp32", "uint8")),
          *(of(1024, [(0, 300, 0.1), (512, 1000, 0.0)], max_grad_norm=limit, loss_scale=2.0**-3, moments="uint8", small=0, rounding=rounding)
            for limit, rounding in ((1.0, None), (0.0, (7, 128)))),
          of(512, [(0, 512, 0.1)], max_grad_norm=1.0, norm_squared=math.inf, moments="uint8"),
          of(512, [(0, 512, 0.1)], max_grad_norm=1.0, norm_squared=math.inf, moments="bf16")]),
-    "cast": Operation(cast, [of(5)], [of(3, 37), of(5000), of(5000, half="fp16")]),
+    "cast": Operation(cast, [of(5)], [of(3, 37), of(5000), of(5000, half="fp16"), of(MANY)]),
     "copy": Operation(copy, [of(5)], [of(3, 37), of(1), of(1000), of(4, 64, 128)],
                       dtypes=("fp32", "bf16", "fp64", "int32")),
-    "fill": Operation(fill, [of(5, value=-3.0)], [of(13, value=7.0), of(1, value=0.0), of(4, 1250, value=2.0)],
+    "fill": Operation(fill, [of(5, value=-3.0)], [of(13, value=7.0), of(1, value=0.0), of(4, 1250, value=2.0), of(MANY, value=-3.0)],
                       dtypes=("fp32", "bf16", "fp64", "int32")),
     "add": Operation(
-        add, [of(3, 5), of(7, in_place="a"), of(7, in_place="b")], [of(2, 13, 37), of(1), of(5000), of(1000, in_place="a")]),
+        add, [of(3, 5), of(7, in_place="a"), of(7, in_place="b")], [of(2, 13, 37), of(1), of(5000), of(1000, in_place="a"), of(MANY)]),
     "accumulate": Operation(
         accumulate, [of(3, 5), of(3, 5, in_x=True)],
-        [of(2, 13, 37), of(1), of(5000), of(5000, in_x=True, rounding=(2**40, 2**50, 2**52))], dtypes=("bf16",)),
-    "amax": Operation(amax, [of(5), of(3, before=9.0)], [of(1), of(1000), of(4099, special=-7.5), of(64, special=-math.inf)], dtypes=("bf16",)),
+        [of(2, 13, 37), of(1), of(5000), of(5000, in_x=True, rounding=(2**40, 2**50, 2**52)), of(MANY)], dtypes=("bf16",)),
+    "amax": Operation(amax, [of(5), of(3, before=9.0)], [of(1), of(1000), of(4099, special=-7.5), of(64, special=-math.inf), of(MANY)], dtypes=("bf16",)),
     "quantise": Operation(
         quantise, [of(7, 3.0), of(7, 3.0, e5m2=True)],
         [of(1, 1.0), of(4099, 6.5), of(1000, 0.25), of(1000, 448.0), of(4099, 6.5, e5m2=True), of(1000, 2.0**-20, e5m2=True)],
@@ -239,7 +247,7 @@ OPERATIONS = {
     "all_finite": Operation(
         all_finite,
         [of(5), of(5, special=math.nan, place=4), of(3, special=-math.inf), of(70, special=math.inf, place=69)],
-        [of(1), of(5000), of(5000, special=math.inf, place=2500), of(5000, special=math.nan, place=4999), of(37, special=math.nan),
+        [of(1), of(5000), of(5000, special=math.inf, place=2500), of(5000, special=math.nan, place=4999), of(MANY, special=math.inf, place=MANY - 1), of(37, special=math.nan),
          of(37, special=math.inf, place=36)]),
 }
 

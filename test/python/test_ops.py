@@ -60,10 +60,11 @@ def test_without_newer_instructions(tmp_path, seed, op):
 
 
 def on_a_simulated_gpu(folder, seed, op, chip, orders=range(3)):
-    """The results have the same bits in every order of the threads."""
+    """Small cases have the same bits in every order of the threads. All run on one multiprocessor, whose few blocks have much work
+    each. (The tests with AddressSanitizer run them on all multiprocessors.)"""
     made = op_files.make_all(op, seed, "cuda")
-    assert len({check(folder, made, seed, "cuda", SIMT_SEED=str(order), SIMT_CHIP=str(chip)) for order in orders}) == 1
-    # The blocks of a small grid go over many rows.
+    small = {name: one for name, one in made.items() if op_files.numbers_of(one[0]) <= 20_000}
+    assert len({check(folder, small, seed, "cuda", SIMT_SEED=str(order), SIMT_CHIP=str(chip)) for order in orders}) == 1
     check(folder, made, seed, "cuda", SIMT_SEED="3", SIMT_CHIP=str(chip), SIMT_MULTIPROCESSORS="1")
 
 

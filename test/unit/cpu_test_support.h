@@ -169,11 +169,6 @@ class Operations {
     std::unique_ptr<OwnedTensor> workspace_;
 };
 
-// The largest number of a compute dtype, or one near it.
-inline double largest_number(DType dtype) {
-    return dtype == DType::fp16 ? 65504.0 : dtype == DType::bf16 ? 0x1.fep127 : 0x1.fffffep127;
-}
-
 // What rounding to a dtype adds to a relative bound: in fp16, numbers below 2^-14 are multiples of 2^-24.
 inline double subnormal_rounding(DType dtype) { return dtype == DType::fp16 ? 0x1p-25 : 0.0; }
 
@@ -195,13 +190,6 @@ inline void expect_close(const OwnedTensor& result, const std::vector<double>& r
     }
     EXPECT_LE(worst, 1.0) << what << ": element " << at << " is " << result.get(static_cast<std::int64_t>(at))
                           << ", the reference " << reference[at] << ", the bound " << bound(at);
-}
-
-// Every element is exactly the same number.
-inline void expect_equal(const OwnedTensor& result, const std::vector<double>& expected,
-                         const std::string& what) {
-    expect_close(
-        result, expected, [](std::size_t) { return 0x1p-1000; }, what);
 }
 
 inline void expect_same_bits(const OwnedTensor& a, const OwnedTensor& b, const std::string& what) {

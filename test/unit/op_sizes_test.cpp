@@ -1,4 +1,4 @@
-// Operands that an operation refuses (llmc/device/op_sizes.cpp), on every device.
+// Operands that an operation refuses (sizes(), llmc/device/ops.h), on every device.
 #include <gtest/gtest.h>
 
 #include <vector>
