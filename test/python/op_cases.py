@@ -47,7 +47,8 @@ ATTENTION_WITH_GROUPS = [
 # A GPU's block has pieces of 16 bytes of a row. In the backward passes of the norms, its threads (384 or 512) have one, two or
 # four each; more are refused.
 LONG_ROWS = (3080, 6152, 12280, 16384)
-MANY = 100_003  # so many elements that the threads of a multiprocessor have several pieces each
+# Each of a multiprocessor's 1536 threads has so many pieces of 16 bytes that loops over 2 and over 4 at a time leave two and more.
+MANY = 119_811
 LARGEST_FP16 = 65504
 OPERATIONS = {
     "encoder_forward": Operation(
