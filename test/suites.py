@@ -48,7 +48,7 @@ NEEDS = {
     "model_switches": Needs("more", "tests", 1),
     "plot": Needs("more", "tests", 1),
     "mpi-4": Needs("test", "tests", 1.5),
-    "kernels-address": Needs("test", "kernels", 1),
+    "kernels-address": Needs("more", "kernels", 1),
     "kernels-thread": Needs("more", "more", 1),
     "kernels-plain": Needs("long", "long", 1),
     "lab-plain": Needs("long", "long", 1),
@@ -63,8 +63,8 @@ NEEDS = {
     "gpu_check": Needs("more", "simulated kernels more", 1),
     "hellaswag": Needs("test", "tests simulated", 1),
     "simulated_gpu_errors": Needs("test", "simulated", 1),
-    "ops": Needs("test", "tests simulated kernels", 1),
-    "more_ops": Needs("more", "simulated more", 1),
+    "ops": Needs("test", "tests simulated", 1),
+    "more_ops": Needs("more", "simulated kernels more", 1),
     "simulated_plans": Needs("more", "simulated", 1),
     "more_plans": Needs("more", "tests simulated", 1),
     "searches": Needs("more", "tests", 2),
@@ -96,7 +96,7 @@ BUDGETS = {
     "mpi-2": 22, "plot": 20, "pages_of_lab": 20, "wrong_input": 18, "resume": 16, "tcp-3": 15, "defaults": 18, "folders": 15,
     "tcp": 14, "allocations": 14, "communicator": 13, "run_folders": 12, "data": 15, "tokenizer": 30, "tokenizer_data": 20, "chat": 16, "chat_data": 22, "conversations": 12, "program": 11,
     "hellaswag": 10, "gguf": 10, "bench": 9, "lint": 9, "model_against_pytorch": 31, "pipeline_timeline": 8, "failing_runs": 7,
-    "ops": 175, "more_ops": 450, "planner": 80, "simulated_plans": 45, "searches": 120, "fp16": 80, "offload": 180, "offload_drawn": 70, "simulated_offload": 260, "fp8": 45, "small_state": 20, "simulated_families": 15, "simulated_fp8": 55, "more_plans": 80, "metrics": 6, "recipes": 6, "kernel_report": 6, "lab_report": 6,
+    "ops": 100, "more_ops": 480, "planner": 80, "simulated_plans": 45, "searches": 120, "fp16": 80, "offload": 180, "offload_drawn": 70, "simulated_offload": 260, "fp8": 45, "small_state": 20, "simulated_families": 15, "simulated_fp8": 55, "more_plans": 80, "metrics": 6, "recipes": 6, "kernel_report": 6, "lab_report": 6,
 }
 DEFAULT_BUDGET, LONG_BUDGET = 6, 6000
 SECONDS_PER_CPU_SECOND = 6  # the most that a suite may take on a busy machine

@@ -4,7 +4,6 @@ op_cases.py has the sizes, reference_*.py the required results, bounded.py the t
 test/probe/op_check.cpp runs and compares.
 """
 
-import json
 import os
 import pathlib
 import re
@@ -24,7 +23,6 @@ import simulated
 
 BUILD = pathlib.Path(program.ROOT, program.BUILD)
 CPU = pathlib.Path(os.environ.get("TEST_PROGRAMS", BUILD / "test"), "probe/op_check")
-REPORT = BUILD / "nvcc/report.txt"  # of the compiler, on the kernels that the trainer links
 
 
 def check(folder, made, seed, device="cpu", kind="plain", **environment):
@@ -61,7 +59,7 @@ def test_without_newer_instructions(tmp_path, seed, op):
 
 def on_a_simulated_gpu(folder, seed, op, chip, orders=range(3)):
     """Small cases have the same bits in every order of the threads. All run on one multiprocessor, whose few blocks have much work
-    each. (The tests with AddressSanitizer run them on all multiprocessors.)"""
+    each. (test_more_ops.py runs them on all multiprocessors.)"""
     made = op_files.make_all(op, seed, "cuda")
     small = {name: one for name, one in made.items() if op_files.numbers_of(one[0]) <= 20_000}
     assert len({check(folder, small, seed, "cuda", SIMT_SEED=str(order), SIMT_CHIP=str(chip)) for order in orders}) == 1
@@ -72,44 +70,6 @@ def on_a_simulated_gpu(folder, seed, op, chip, orders=range(3)):
 @pytest.mark.parametrize("op", op_cases.OPERATIONS)
 def test_on_a_simulated_gpu(tmp_path, seed, op):
     on_a_simulated_gpu(tmp_path, seed, op, 90)
-
-
-# One tiling of attention is for chips with less shared memory.
-CHECKED = [*((op, 90) for op in op_cases.OPERATIONS), ("attention_forward", 86)]
-# The kernels that ran in the tests with checked kernels, and the blocks of the largest grid of each.
-launched, checked = {}, []
-
-
-def with_checked_kernels(folder, seed, op, chip, kind):
-    check(folder, op_files.make_all(op, seed, "cuda"), seed, "cuda", kind, SIMT_CHIP=str(chip), SIMT_SEED="1", SIMT_COUNT=str(folder / "count"),
-          KERNEL_REPORT=str(REPORT), TSAN_OPTIONS="halt_on_error=1")
-    for path in folder.glob("count.*"):
-        for symbol, blocks in json.loads(path.read_text())["kernels"].items():
-            launched[symbol] = max(blocks, launched.get(symbol, 0))
-    checked.append((op, chip))
-
-
-def check_that_every_kernel_ran():
-    """In several blocks. Otherwise a sanitizer would not have checked its accesses and races."""
-    if len(checked) < len(CHECKED) or not REPORT.exists():
-        pytest.skip("not all tests ran, or there is no compiler's report")
-    symbols = {line.split()[1] for line in REPORT.read_text().splitlines()}
-    # One block ends a sum, and one thread stores AdamW's coefficients. test/kernels runs the checksum.
-    in_one_block = {symbol for symbol in symbols if re.search("sum_total_kernel|store_kernel", symbol)}
-    elsewhere = {symbol for symbol in symbols if "checksum_kernel" in symbol}
-    assert {symbol for symbol in symbols - in_one_block - elsewhere if launched.get(symbol, 0) < 2} == set()
-
-
-@simulated.NEEDED
-@pytest.mark.parametrize("op, chip", CHECKED)
-def test_accesses_on_a_simulated_gpu(tmp_path, seed, op, chip):
-    """With AddressSanitizer in the kernels."""
-    with_checked_kernels(tmp_path, seed, op, chip, "address")
-
-
-@simulated.NEEDED
-def test_every_kernel_ran_in_several_blocks():
-    check_that_every_kernel_ran()
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=simulated.NEEDED)])
