@@ -87,8 +87,8 @@ CASES = [
       for number, ranks, kernel, product in (
           (1, 1, "encoder_forward", ""), (3, 1, "", "timing the product 48x16x16 TN bf16>bf16 bias"),
           (41, 1, "", "the product 48x16x16 TN bf16>bf16 bias"), (42, 1, "attention_forward", ""), (122, 1, "gelu_forward", ""),
-          (995, 1, "layernorm_forward", ""), (16, 2, "", "timing the product 48x8x16 TN bf16>bf16 bias"),
-          (995, 2, "layernorm_forward", ""))),
+          (995, 1, "norm_forward", ""), (16, 2, "", "timing the product 48x8x16 TN bf16>bf16 bias"),
+          (995, 2, "norm_forward", ""))),
     Case("a copy fails", [], ["cudaMemcpyAsync: " + FAULT], {"SIMT_FAIL": "memcpy:5"}, late=True),
     Case("a copy fails, and kernels are waited for", ["--cuda-sync"], [], {"SIMT_FAIL": "memcpy:5"}, late=True,
          pattern=re.escape("cudaMemcpyAsync: " + ILLEGAL)),
