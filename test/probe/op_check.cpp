@@ -95,8 +95,11 @@ HostTensors of_kind(const HostTensors& tensors, const std::string& kind) {
 bool same(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
 
 bool same_bits(const HostTensors& a, const HostTensors& b) {
-    return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) {
-        return x.first == y.first && std::ranges::equal(x.second.values, y.second.values, same);
+    const auto same_number = [](double x, double y) {
+        return same(x, y) && (std::isnan(x) || std::signbit(x) == std::signbit(y));
+    };
+    return std::equal(a.begin(), a.end(), b.begin(), b.end(), [&](const auto& x, const auto& y) {
+        return x.first == y.first && std::ranges::equal(x.second.values, y.second.values, same_number);
     });
 }
 

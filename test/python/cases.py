@@ -67,7 +67,7 @@ def make_case(inputs, exact, derived):
     for name, result in exact.items():
         expected[name] = np.asarray(result.detach() if isinstance(result, torch.Tensor) else result, dtype=np.float64)
         of_formula = bounded.bounded(derived[name])
-        bounds[name] = np.array(of_formula.error)
+        bounds[name] = np.where(np.isnan(expected[name]), 0.0, of_formula.error)  # NaN is what must be there
         with np.errstate(invalid="ignore"):  # infinity - infinity
             distance = abs(of_formula.value - expected[name])
         # fp64 against fp32: 2^-29 of the bound, with room for fp64's own sums.

@@ -226,7 +226,7 @@ OPERATIONS = {
     "accumulate": Operation(
         accumulate, [of(3, 5), of(3, 5, in_x=True)],
         [of(2, 13, 37), of(1), of(5000), of(5000, in_x=True, rounding=(2**40, 2**50, 2**52)), of(MANY)], dtypes=("bf16",)),
-    "amax": Operation(amax, [of(5), of(3, before=9.0)], [of(1), of(1000), of(4099, special=-7.5), of(64, special=-math.inf), of(MANY)], dtypes=("bf16",)),
+    "amax": Operation(amax, [of(5), of(3, before=9.0)], [of(1), of(1000), of(4099, special=-7.5), of(64, special=-math.inf), of(64, special=math.nan, before=9.0), of(4099, special=math.nan), of(MANY)], dtypes=("bf16",)),
     "quantise": Operation(
         quantise, [of(7, 3.0), of(7, 3.0, e5m2=True)],
         [of(1, 1.0), of(4099, 6.5), of(1000, 0.25), of(1000, 448.0), of(4099, 6.5, e5m2=True), of(1000, 2.0**-20, e5m2=True)],
@@ -235,7 +235,8 @@ OPERATIONS = {
     "quantise_to_bytes": Operation(
         quantise_to_bytes, [], [of(16, 16, 3.0), of(48, 112, 6.5), of(80, 64, 0.25, e5m2=True), of(128, 256, 448.0),
                                 of(16, 48, 2.0**-20, e5m2=True, transposed=False), of(64, 32, 2.0, plain=False),
-                                of(96, 160, 450.0, every=True), of(96, 160, 3.0, e5m2=True, every=True)],
+                                of(96, 160, 450.0, every=True), of(96, 160, 3.0, e5m2=True, every=True),
+                                *(of(16, 32, amax, e5m2=e5m2) for amax in (0.0, 2.0**-110, 1.5 * 2.0**120, math.inf, math.nan) for e5m2 in (False, True))],
         dtypes=("bf16",)),
     # Rows, inputs, outputs.
     "fp8_matmul_forward": Operation(

@@ -15,7 +15,10 @@ RUN, LOST = 128, 2.0**-13
 
 
 def scale_of(amax, e5m2):
-    return 2.0 ** np.floor(np.log2((E5M2 if e5m2 else E4M3)[2] / amax))
+    """1 if amax is 0 or not finite; between 2^-100 and 2^100."""
+    if amax == 0 or not np.isfinite(amax):
+        return 1.0
+    return 2.0 ** np.clip(np.floor(np.log2((E5M2 if e5m2 else E4M3)[2] / amax)), -100, 100)
 
 
 def rounded(x, e5m2):

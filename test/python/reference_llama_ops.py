@@ -1,5 +1,7 @@
 """The required results of the operations for Llama-like models: RMS norm, activations and the cap of logits. See reference_ops.py."""
 
+import math
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -134,7 +136,7 @@ def relu_squared_operand(make, shape, values):
     return make.normal(*shape) if values is None else make.rounded(np.array(values))
 
 
-RELU_VALUES = [0.0, -0.0, 1e-10, -1e-10, 1.0, -1.0, 1e10, -1e30]
+RELU_VALUES = [0.0, -0.0, 1e-10, -1e-10, 1.0, -1.0, 1e10, -1e30, math.nan, -math.inf]
 
 
 def relu_squared_forward(make, *shape, values=None):

@@ -45,6 +45,9 @@ def adamw(make, n, segments, max_grad_norm, step=3, norm_squared=None, gradients
     weights = (make.normal_fp32 if has_master else make.normal)(n, scale=0.02)
     weights[:n // 4] = 0.0  # to show the update alone
     gradients = (make.normal if gradients_in_x else make.normal_fp32)(n, scale=0.1 * loss_scale)
+    if moments == "uint8":  # second moments that are positive, but nearer to 0 than to any other number of the table
+        gradients[::7] *= 2.0**-14
+        gradients = make.rounded(gradients) if gradients_in_x else gradients
     gradients[~covered] = 0.0
     # Padding does not change. It is small, so that it does not hide an error in the norm of the whole.
     first = np.where(covered, 0.1 if step > 1 else 0.0, 1e-4) * make.random.standard_normal(n)
@@ -72,6 +75,7 @@ def adamw(make, n, segments, max_grad_norm, step=3, norm_squared=None, gradients
             full = make.random.standard_normal(n) * 0.1 if name == "m" else make.random.standard_normal(n)**2 * 0.01
             amax = to_fp32(abs(full).reshape(-1, BLOCK).max(-1))
             entries = entry_of(full / np.repeat(amax, BLOCK), table)  # those of the small tensor count as 0
+            entries[::7] = np.searchsorted(table, 0.0)
             held |= {f"{name}:uint8": entries, f"{name}_amax": amax}
             x += np.where(is_small, 0.0, table[entries] * np.repeat(amax, BLOCK))
         held |= of_small if small is not None else {}
@@ -248,7 +252,7 @@ def amax(make, n, before=0.0, special=None):
     x = make.normal(n)
     if special is not None:
         x[n // 2] = special
-    greatest = np.array([max(before, abs(x).max())])
+    greatest = np.maximum(before, abs(x).max(keepdims=True))  # NaN is the greatest
     return make_case({"out": np.array([before]), "x": x}, {"out": greatest}, {"out": greatest})
 
 

@@ -78,8 +78,9 @@ def test_gelu_of_a_product_is_made_of_the_stored_pre_gelu(tmp_path, seed, op, de
     """ops.h: out = GELU(pre_gelu rounded to X). The tests above also accept GELU of the number before rounding."""
     products = op_files.make_all(op, seed, device)
     products = {name: made for name, made in products.items() if "pre_gelu" in made[0].expected and ".bf16." in name and made[1] <= 90}
-    if not products:
+    if (device, op) == ("cpu", "fp8_matmul_forward"):
         return  # the CPU has no products of bytes
+    assert products
     check(tmp_path, products, seed, device, SIMT_CHIP="90")
     results = safetensors_numpy.load(tmp_path / "results.safetensors")
     for name in products:
@@ -108,7 +109,7 @@ def test_numbers_rounded_at_random_have_the_cpus_bits(tmp_path, seed, op):
         check(tmp_path, op_files.make_all(op, seed, device), seed, device, SIMT_CHIP="90")
         results.append(safetensors_numpy.load(tmp_path / "results.safetensors"))
     on_cpu, on_gpu = results
-    assert on_gpu.keys() <= on_cpu.keys()  # a GPU has no segments of odd sizes
+    assert on_gpu and on_gpu.keys() <= on_cpu.keys()  # a GPU has no segments of odd sizes
     assert [name for name in on_gpu if not np.array_equal(on_cpu[name], on_gpu[name], equal_nan=True)] == []
 
 
