@@ -348,6 +348,7 @@ endif
 # What runs once a start compiles in half the time with -Og. So do the tests themselves, not the code under test. -Og
 # makes no fma and no vectors, so nothing here computes a run's numbers, a plan's times or a whole data set.
 OF_TESTS := $(filter $(BUILD)/objects/test/%,$(call objects,$(SOURCES)))
+# Files of llmc/train that run at every step, compute its numbers, or that a search calls.
 OFTEN := $(patsubst %,llmc/train/%.cpp,diagnosis evaluator fp8_scaling generate hellaswag loss_scale run_spec token_choice trainer)
 ONCE := $(call objects,train_gpt.cu $(filter-out $(OFTEN),$(wildcard llmc/train/*.cpp)) $(addprefix llmc/, \
     $(addprefix data/,chat_format data_record known_chat_formats prompt shard_names) \

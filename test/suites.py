@@ -137,7 +137,7 @@ CHECKED_BY = {
     "dev/lab/*": "lab-address",
     "dev/gpu/*": "gpu_results gpu_check",
     "dev/cpu/*": "bench",
-    "dev/*.h": "kernels-address lab-address",
+    "dev/*.h": "lab-address",
     "dev/docs/options_page.py": "options_page",
     "dev/docs/*": "pictures",
     "dev/data/*": "tokenizer",

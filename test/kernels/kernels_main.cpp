@@ -116,7 +116,7 @@ class LabTest : public testing::Test {
 
 #ifndef __CUDACC__
 // The last test: each kernel of the lab must have run in a test before it, in several blocks. Otherwise no sanitizer
-// would check its races and accesses. (test/python/test_ops.py has those that the trainer links.)
+// would check its races and accesses. (test/python/test_more_ops.py has those of the trainer.)
 class EveryKernel : public testing::Test {
   public:
     void TestBody() override {

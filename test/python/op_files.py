@@ -12,9 +12,7 @@ import safetensors_numpy
 
 SEED = 1  # of the cases that a bundle has
 # The most numbers in a case of a bundle, which would be too large otherwise. Most dtypes share their kernels' source with bf16.
-MOST_NUMBERS = {"bf16": 60_000}
-MOST_IN_OTHERS = 12_000
-MOST_OF_REFUSED = 2_000
+MOST_IN_BF16, MOST_IN_OTHERS, MOST_OF_REFUSED = 60_000, 12_000, 2_000
 
 
 def make_all(op, seed, device):
@@ -62,7 +60,7 @@ def numbers_of(case):
 def most_numbers(name, least_chip):
     if least_chip == device_sizes.NONE:
         return MOST_OF_REFUSED
-    return MOST_NUMBERS.get(name.split(".")[1], MOST_IN_OTHERS)
+    return MOST_IN_BF16 if ".bf16." in name else MOST_IN_OTHERS
 
 
 def main():

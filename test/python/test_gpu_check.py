@@ -363,6 +363,7 @@ def test_a_program_that_does_not_list_its_tests_ends_its_part_alone(script, stat
     assert (run.returncode, run.stderr) == (1 if status == "failed" else 2, "")
     found = by_name(tmp_path / "results")
     assert (found["the list of tests"]["status"], found["the list of tests"]["detail"]) == (status, detail)
+    assert "operation accumulate" in found  # another program runs it
     assert found["every variant of the kernel lab"]["status"] == "skipped" and (tmp_path / "results/gpu.md").exists()
 
 

@@ -35,7 +35,8 @@ class Counts {
     void wants(int multiprocessors) { most_wanted_ = std::max(most_wanted_, multiprocessors); }
 
     // As JSON: {"waits": {call: number}, "uploads": {...}, ..., "multiprocessors": {"most wanted": number, "mean held":
-    // number}, "cudaMalloc": [bytes of each]}. Counts that stayed zero are left out.
+    // number}, "cudaMalloc": [bytes of each], "kernels": {symbol: blocks of its largest grid}}. Counts that stayed zero
+    // are left out.
     void write(const std::string& file) const;
 
   private:
