@@ -14,9 +14,9 @@
 //   3  Four elements per thread: 16-byte accesses, a quarter of the instructions and of the searches.
 //   4  A persistent grid. A block computes the clip and the decay once. A thread does two quads, so that
 //      eight loads are in flight before the first is used. Accesses have streaming hints, since nothing is
-//      read again before the next step (llmc/device/cuda/adamw.cuh). It also takes gradients in bf16, and can
+//      read again before the next step (llmc/device/cuda/update.cuh). It also takes gradients in bf16, and can
 //      round the parameters at random.
-#include "llmc/device/cuda/adamw.cuh"
+#include "llmc/device/cuda/update.cuh"
 
 #include <vector>
 
@@ -25,41 +25,37 @@
 namespace lab::adamw_variants {
 
 using namespace llmc::cuda;
-using llmc::adamw_clip;
-using llmc::adamw_coefficients;
-using llmc::adamw_keep;
-using llmc::adamw_update;
-using llmc::AdamWCoefficients;
-using llmc::AdamWSegment;
-using llmc::AdamWStep;
+using llmc::UpdateRates;
+using llmc::UpdateSegment;
+using llmc::UpdateStep;
+using Numbers = llmc::StepNumbers<llmc::AdamW>;
 
 // The pointers of a launch.
 struct Buffers {
     float *master, *m, *v;
     const float* gradients;
     const double* norm_squared;
-    const AdamWCoefficients* coefficients;
+    const Numbers* numbers;
 };
 
 template <class X>
 __device__ __forceinline__ void update_element(X* parameters, const Buffers& b, std::int64_t i,
                                                double weight_decay) {
     if (!std::isfinite(*b.norm_squared)) return;
-    const AdamWCoefficients& k = *b.coefficients;
-    const float clip = adamw_clip(*b.norm_squared, k);
-    const float keep = adamw_keep(k.learning_rate, weight_decay);
-    adamw_update(b.master[i], b.m[i], b.v[i], b.gradients[i], clip, keep, k);
+    const Numbers& k = *b.numbers;
+    const float clip = k.clip(*b.norm_squared);
+    k.formula.update(b.master[i], clip * b.gradients[i], k.rates(weight_decay, 1), b.m[i], b.v[i]);
     if constexpr (!std::is_same_v<X, float>) parameters[i] = from_float<X>(b.master[i]);
 }
 
 template <class X>
-__global__ void adamw_kernel1(X* parameters, Buffers buffers, AdamWSegment segment) {
+__global__ void adamw_kernel1(X* parameters, Buffers buffers, UpdateSegment segment) {
     const std::int64_t i = segment.begin + grid_thread();
     if (i < segment.end) update_element(parameters, buffers, i, segment.weight_decay);
 }
 
 // The segment of an element; -1 for padding.
-__device__ __forceinline__ int find_segment(const AdamWSegments& segments, std::int64_t i) {
+__device__ __forceinline__ int find_segment(const UpdateSegments& segments, std::int64_t i) {
     for (int s = 0; s < segments.count; ++s) {
         if (i < segments.segments[s].end) return i >= segments.segments[s].begin ? s : -1;
     }
@@ -67,23 +63,23 @@ __device__ __forceinline__ int find_segment(const AdamWSegments& segments, std::
 }
 
 template <class X>
-__global__ void adamw_kernel2(X* parameters, Buffers buffers, AdamWSegments segments) {
+__global__ void adamw_kernel2(X* parameters, Buffers buffers, UpdateSegments segments) {
     const std::int64_t i = grid_thread();
     const int segment = find_segment(segments, i);
     if (segment >= 0) update_element(parameters, buffers, i, segments.segments[segment].weight_decay);
 }
 
 template <class X>
-__global__ void adamw_kernel3(X* parameters, Buffers buffers, AdamWSegments segments) {
+__global__ void adamw_kernel3(X* parameters, Buffers buffers, UpdateSegments segments) {
     const std::int64_t i = 4 * grid_thread();
     const int segment = find_segment(segments, i);
     if (segment < 0 || !std::isfinite(*buffers.norm_squared)) return;
-    const AdamWCoefficients k = *buffers.coefficients;
-    const float clip = adamw_clip(*buffers.norm_squared, k);
-    const float keep = adamw_keep(k.learning_rate, segments.segments[segment].weight_decay);
+    const Numbers k = *buffers.numbers;
+    const float clip = k.clip(*buffers.norm_squared);
+    const UpdateRates rates = k.rates(segments.segments[segment].weight_decay, 1);
     Packed<float> w = load(buffers.master + i), m = load(buffers.m + i), v = load(buffers.v + i);
     const Packed<float> g = load(buffers.gradients + i);
-    for (int e = 0; e < 4; ++e) adamw_update(w[e], m[e], v[e], g[e], clip, keep, k);
+    for (int e = 0; e < 4; ++e) k.formula.update(w[e], clip * g[e], rates, m[e], v[e]);
     store(buffers.master + i, w);
     store(buffers.m + i, m);
     store(buffers.v + i, v);
@@ -95,10 +91,10 @@ __global__ void adamw_kernel3(X* parameters, Buffers buffers, AdamWSegments segm
 }
 
 // The segments of a block of GPT-2 with `channels`. Every tensor begins at a multiple of 128 elements.
-std::vector<AdamWSegment> block_segments(std::int64_t channels) {
+std::vector<UpdateSegment> block_segments(std::int64_t channels) {
     const std::int64_t C = channels;
     const std::int64_t vectors[] = {C, C, 3 * C * C, 3 * C, C * C, C, C, C, 4 * C * C, 4 * C, 4 * C * C, C};
-    std::vector<AdamWSegment> segments;
+    std::vector<UpdateSegment> segments;
     std::int64_t begin = 0;
     for (const std::int64_t elements : vectors) {
         segments.push_back({begin, begin + elements, elements >= C * C ? 0.1 : 0.0});
@@ -122,39 +118,39 @@ class AdamW : public Problem {
           v_(n_),
           parameters_(n_),
           norm_squared_(1),
-          coefficients_(1) {
+          numbers_(1) {
         draw.normal(w0_, 0.02);
         draw.normal(m0_, 0.1);
         draw.normal(v0_, 0.1);
         for (std::int64_t i = 0; i < n_; ++i) v0_[i] *= v0_[i];
         draw.normal(gradients_, 1);
         norm_squared_[0] = 7.5;
-        coefficients_[0] = adamw_coefficients(step_);
+        numbers_[0] = Numbers::of(step_);
     }
 
     void run(int variant, int block_size, const LaunchContext& on) override {
         if (variant == 4) {
-            const AdamWBuffers<X, float, float, Gradient> buffers{parameters_.data(), w_.data(), m_.data(),
-                                                                  v_.data(), gradients_.data()};
-            return llmc::cuda::adamw(on, buffers, norm_squared_.data(), coefficients_.data(), segments_, {},
-                                     {}, block_size);
+            const UpdateBuffers<2, X, float, float, Gradient> buffers{
+                parameters_.data(), w_.data(), {m_.data(), v_.data()}, gradients_.data()};
+            return llmc::cuda::update(on, buffers, norm_squared_.data(), numbers_.data(), segments_, {}, {},
+                                      block_size);
         }
         if constexpr (std::is_same_v<Gradient, float>) return run_earlier(variant, block_size, on);
         llmc::programming_error("no such variant");
     }
 
     void run_earlier(int variant, int block_size, const LaunchContext& on) {
-        const Buffers buffers{
-            w_.data(), m_.data(), v_.data(), gradients_.data(), norm_squared_.data(), coefficients_.data()};
+        const Buffers buffers{w_.data(),      m_.data(), v_.data(), gradients_.data(), norm_squared_.data(),
+                              numbers_.data()};
         X* parameters = parameters_.data();
         const auto blocks = [&](std::int64_t threads) {
             return static_cast<unsigned>(blocks_for<std::int64_t>(threads, block_size));
         };
-        AdamWSegments all{};
-        for (const AdamWSegment& segment : segments_) all.segments[all.count++] = segment;
+        UpdateSegments all{};
+        for (const UpdateSegment& segment : segments_) all.segments[all.count++] = segment;
         switch (variant) {
             case 1:
-                for (const AdamWSegment& segment : segments_) {
+                for (const UpdateSegment& segment : segments_) {
                     launch(on, adamw_kernel1<X>, blocks(segment.end - segment.begin), block_size, 0,
                            parameters, buffers, segment);
                 }
@@ -184,7 +180,7 @@ class AdamW : public Problem {
                 comparison.see_equal("padding of v", padding, v_[padding], v0_[padding]);
             }
         };
-        for (const AdamWSegment& segment : segments_) {
+        for (const UpdateSegment& segment : segments_) {
             see_untouched(segment.begin);
             for (std::int64_t i = segment.begin; i < segment.end; ++i) {
                 see_element(comparison, i, segment.weight_decay);
@@ -202,20 +198,20 @@ class AdamW : public Problem {
     // First-order bounds: u for each coefficient, which is rounded, and for each operation. The factor 1.01
     // covers the products of errors.
     void see_element(Comparison& comparison, std::int64_t i, double weight_decay) {
-        const AdamWStep& s = step_;
+        const UpdateStep& s = step_;
         const double u = 1.01 * unit_roundoff<float>, tiny = 0x1p-126;
         const double clip = std::min(1.0, s.max_grad_norm / (std::sqrt(norm_squared_[0]) + 1e-6));
         const double g = clip * to_float(gradients_[i]);  // 2 u
-        const double m = s.beta1 * m0_[i] + (1 - s.beta1) * g;
+        const double m = beta1 * m0_[i] + (1 - beta1) * g;
         const double m_error =
-            u * (std::fabs(s.beta1 * m0_[i]) + 4 * std::fabs((1 - s.beta1) * g) + std::fabs(m)) + tiny;
-        const double v = s.beta2 * v0_[i] + (1 - s.beta2) * g * g;  // no term is negative: 7 u of g^2, 1 u
+            u * (std::fabs(beta1 * m0_[i]) + 4 * std::fabs((1 - beta1) * g) + std::fabs(m)) + tiny;
+        const double v = beta2 * v0_[i] + (1 - beta2) * g * g;  // no term is negative: 7 u of g^2, 1 u
         const double v_error = 8 * u * v + tiny;
-        const double correction1 = 1 - std::pow(s.beta1, static_cast<double>(s.step));
-        const double correction2 = 1 - std::pow(s.beta2, static_cast<double>(s.step));
+        const double correction1 = 1 - std::pow(beta1, static_cast<double>(s.step));
+        const double correction2 = 1 - std::pow(beta2, static_cast<double>(s.step));
         // The root halves v's error to 4 u. The root, the correction, the quotient and the sum are rounded, 1
         // u each: 8 u. Another 3 u are for m / denominator, the step size, and their product.
-        const double denominator = std::sqrt(v) / std::sqrt(correction2) + s.eps;
+        const double denominator = std::sqrt(v) / std::sqrt(correction2) + eps;
         const double update = s.learning_rate / correction1 * m / denominator;
         const double update_error =
             s.learning_rate / correction1 * m_error / denominator + 11 * u * std::fabs(update);
@@ -230,16 +226,17 @@ class AdamW : public Problem {
         }
     }
 
-    const AdamWStep step_{
-        .step = 3, .learning_rate = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .max_grad_norm = 1};
-    std::vector<AdamWSegment> segments_;
+    static constexpr double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
+    const UpdateStep step_{
+        .step = 3, .learning_rate = 1e-3, .numbers = {beta1, beta2, eps}, .max_grad_norm = 1};
+    std::vector<UpdateSegment> segments_;
     std::int64_t n_;
     Array<float> w0_, m0_, v0_;
     Array<Gradient> gradients_;
     Array<float> w_, m_, v_;
     Array<X> parameters_;
     Array<double> norm_squared_;
-    Array<AdamWCoefficients> coefficients_;
+    Array<Numbers> numbers_;
 };
 
 std::unique_ptr<Problem> make(llmc::DType dtype, const Shape& shape, Draw& draw) {

@@ -117,7 +117,7 @@ CHECKED_BY = {
     "llmc/data/*": "unit more_unit tokenizer data same_data conversations",
     "llmc/io/*": "unit resume metrics situations keep_best run_folders kept_tokenizer",
     "llmc/model/*": "unit mpi-1 mpi-2 model_switches",
-    "llmc/optim/*": "unit program",
+    "llmc/optim/*": "unit program ops optimizers",
     "llmc/parallel/mesh*": "unit mpi-2 mpi-4 mesh pipeline",
     "llmc/parallel/*": "unit more_unit mpi-2 mpi-4",
     "llmc/plan/*": "unit more_unit program planner",

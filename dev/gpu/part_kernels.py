@@ -23,9 +23,9 @@ AT_ONCE = 4  # the lab's references run on the CPU
 SUITE_SECONDS = 150
 # The suites and operations whose threads share memory, the most complicated first.
 SANITIZED = ["Ptx*", "attention_forward", "attention_backward", "layernorm_backward", "matmul_backward", "fused_classifier",
-             "encoder_backward", "rmsnorm_backward", "head_norm_backward", "adamw", "attention_cached_forward", "quantise_to_bytes"]
+             "encoder_backward", "rmsnorm_backward", "head_norm_backward", "optimizer_update", "attention_cached_forward", "quantise_to_bytes"]
 # The CPU has the same random numbers.
-ROUNDED_AT_RANDOM = ["accumulate", "adamw"]
+ROUNDED_AT_RANDOM = ["accumulate", "optimizer_update"]
 SANITIZER_SECONDS = 100
 SMALLEST = "Ptx.LaneId"  # a kernel of one instruction
 

@@ -25,7 +25,7 @@ enum class ArenaKind {
     parameters,
     gradients,
     master,
-    moments,
+    moments,  // the optimizer's state
     activations,
     communication,
     pipeline,  // buffers for transfers between stages, except the activations that are kept

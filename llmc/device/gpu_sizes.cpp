@@ -78,7 +78,7 @@ std::size_t GpuSizes::workspace_bytes(const WorkspaceRequest& request) const {
     const auto channels = static_cast<int>(request.channels);
     const std::int64_t tokens = request.batch * request.sequence;
     const auto all_heads = static_cast<int>(request.heads * request.size_of_head());
-    constexpr std::size_t few = 4096;  // partial sums, AdamW's coefficients
+    constexpr std::size_t few = 4096;  // partial sums, the numbers of an update
     // The workspace begins with the memory of the products. The rest is separate, since one call may run a
     // product and a kernel that also needs workspace.
     return product_workspace_bytes +

@@ -16,7 +16,7 @@
 // - A device may require 16-byte alignment: tensors of X begin at multiples of 16 bytes, and so do their rows
 //   (C, OC, IC or Vp elements; for GELU all elements count as one row). Then the heads of attention begin at
 //   such addresses, too. A device may also require that the head size is a multiple of 8 up to 128, and that
-//   AdamW's segments consist of whole groups of 4 elements. `sum` and the elementwise operations take any
+//   an update's segments consist of whole groups of 4 elements. `sum` and the elementwise operations take any
 //   number of elements at any address.
 // - Shapes are checked; a wrong one is a ProgrammingError. So is a token or target that is not a row of its
 //   table.
@@ -44,8 +44,8 @@ using Op =
                  ReluSquaredForward, ReluSquaredBackward, AttentionForward, AttentionBackward,
                  AttentionCachedForward, Rope, HeadNormForward, HeadNormSums, HeadNormBackward,
                  HeadNormBackwardSums, FusedClassifier, ClassifierStatistics, ClassifierFromStatistics,
-                 SoftCap, GlobalNormSquared, Sum, AdamW, Amax, Quantise, QuantiseToBytes, Fp8MatmulForward,
-                 Fp8MatmulBackward, Cast, Copy, Fill, Add, Accumulate, AllFinite>;
+                 SoftCap, GlobalNormSquared, Sum, OptimizerUpdate, Amax, Quantise, QuantiseToBytes,
+                 Fp8MatmulForward, Fp8MatmulBackward, Cast, Copy, Fill, Add, Accumulate, AllFinite>;
 
 std::string_view name_of(const Op& op);
 OpCost cost_of(const Op& op);

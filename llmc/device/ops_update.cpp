@@ -3,8 +3,9 @@
 
 #include <algorithm>
 
-#include "llmc/device/eight_bit_moments.h"
+#include "llmc/device/eight_bit_state.h"
 #include "llmc/device/op_checks.h"
+#include "llmc/optim/formulas.h"
 
 namespace llmc {
 
@@ -84,66 +85,73 @@ void check_rounding(const StochasticRounding& rounding) {
     check(rounding.first_element % 4 == 0, "the buffer's first element has an index that is a multiple of 4");
 }
 
-void check_segments(std::span<const AdamWSegment> segments, std::int64_t elements) {
+void check_segments(std::span<const UpdateSegment> segments, std::int64_t elements) {
     std::int64_t previous_end = 0;
-    for (const AdamWSegment& segment : segments) {
+    for (const UpdateSegment& segment : segments) {
         check(segment.begin >= previous_end && segment.end >= segment.begin && segment.end <= elements,
               "segments are in increasing order inside the buffer");
         previous_end = segment.end;
     }
 }
 
+void check_state(const UpdateState& state, std::int64_t elements, std::span<const UpdateSegment> segments) {
+    check_elements(state.values, elements, "state");
+    if (state.values.dtype != DType::uint8) return;
+    check(elements % eight_bit_block == 0, "state in 8 bits is whole blocks");
+    check(!!state.amax, "state in 8 bits has the greatest magnitudes of its blocks");
+    check_elements(state.amax, elements / eight_bit_block, "amax");
+    const std::int64_t packed = state.packed ? state.packed.elements() : 0;
+    for (const UpdateSegment& segment : segments)
+        check(segment.in_packed <= packed - (segment.end - segment.begin) || segment.in_packed < 0,
+              "a small tensor lies in the buffer of small ones");
+}
+
 }  // namespace
 
-std::int64_t AdamW::sizes() const {
+std::int64_t OptimizerUpdate::sizes() const {
     check_operands(*this);
     const std::int64_t n = parameters.elements();
-    const DType X = parameters.dtype, moments = m.dtype;
+    const DType X = parameters.dtype, kept = state.front().values.dtype;
     const bool has_master = master.dtype != X;
     check(!has_master || master.dtype == DType::fp32, "a master copy is in fp32");
     check(has_master || parameters.data == master.data,
           "without a master copy, the parameters take its place");
     check(has_master || X == DType::fp32 || rounding,
           "without a master copy, parameters are rounded at random");
-    check(moments == v.dtype && (moments == DType::fp32 || moments == DType::bf16 || moments == DType::uint8),
-          "moments are in fp32, bf16 or 8 bits");
+    check(kept == DType::fp32 || kept == DType::bf16 || kept == DType::uint8,
+          "state is in fp32, bf16 or 8 bits");
     check(gradients.dtype == DType::fp32 || gradients.dtype == X, "gradients are in fp32 or X");
-    for (const auto& [x, which] :
-         {std::pair{&master, "master"}, {&m, "m"}, {&v, "v"}, {&gradients, "gradients"}})
+    for (const auto& [x, which] : {std::pair{&master, "master"}, {&gradients, "gradients"}})
         check_elements(*x, n, which);
     check_elements(norm_squared, 1, "norm_squared");
     check_segments(segments, n);
-    const EightBitMoments& small = in_8_bits;
-    if (moments == DType::uint8) {
-        check(n % eight_bit_block == 0, "moments in 8 bits are whole blocks");
-        check(small.m_amax && small.v_amax, "moments in 8 bits have the greatest magnitudes of their blocks");
-        check_elements(small.m_amax, n / eight_bit_block, "m_amax");
-        check_elements(small.v_amax, n / eight_bit_block, "v_amax");
-        const std::int64_t of_small = small.m ? small.m.elements() : 0;
-        check(of_small == (small.v ? small.v.elements() : 0), "small_m and small_v are of the same tensors");
-        for (const AdamWSegment& segment : segments)
-            check(segment.in_small <= of_small - (segment.end - segment.begin) || segment.in_small < 0,
-                  "a small tensor lies in the buffer of small ones");
+    const std::size_t states = optimizer_of(optimizer).state.size();
+    for (std::size_t i = 0; i < most_states; ++i) {
+        check(!!state[i].values == (i < states), "the optimizer has as many tensors of state");
+        check(i >= states || state[i].values.dtype == kept, "all state is in one dtype");
+        check_state(state[i], n, segments);
     }
     check(!rounding || X == DType::bf16, "stochastic rounding is to bf16");
-    check(rounding_of_moments.has_value() == (moments == DType::bf16),
-          "moments in bf16 are rounded at random");
-    for (const auto& random : {rounding, rounding_of_moments})
+    check(rounding_of_state.has_value() == (kept == DType::bf16), "state in bf16 is rounded at random");
+    for (const auto& random : {rounding, rounding_of_state})
         if (random) check_rounding(*random);
-    check(step.step >= 1, "AdamW's steps count from 1");
+    check(step.step >= 1, "an optimizer's steps count from 1");
     return n;
 }
 
 OpCost GlobalNormSquared::cost() const { return elementwise(*this, 2 * elements_of(x)); }
 OpCost Sum::cost() const { return elementwise(*this, elements_of(x)); }
 WorkspaceRequest Sum::workspace() const { return request(DType::fp32, RowSizes{1, 8}); }
-OpCost AdamW::cost() const {
+OpCost OptimizerUpdate::cost() const {
     const bool has_master = master.data != parameters.data;
-    return {.flops = 15 * elements_of(m),
-            .bytes = (has_master ? moved(parameters) : 0) + 2 * (moved(master) + moved(m) + moved(v)) +
-                     moved(gradients)};
+    double of_state = 0;
+    for (const UpdateState& each : state) of_state += moved(each.values);
+    return {
+        .flops =
+            with_formula(optimizer, []<class Formula>() { return Formula::flops; }) * elements_of(parameters),
+        .bytes = (has_master ? moved(parameters) : 0) + 2 * (moved(master) + of_state) + moved(gradients)};
 }
-WorkspaceRequest AdamW::workspace() const { return request(parameters.dtype, RowSizes{1, 8}); }
+WorkspaceRequest OptimizerUpdate::workspace() const { return request(parameters.dtype, RowSizes{1, 8}); }
 
 // ---- elementwise
 

@@ -2,6 +2,7 @@
 // ops.h has the letters and what all operations have in common.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -10,6 +11,7 @@
 #include "llmc/core/tensor.h"
 #include "llmc/device/op_fields.h"
 #include "llmc/device/sizes.h"
+#include "llmc/optim/optimizer.h"
 
 namespace llmc {
 
@@ -33,31 +35,21 @@ struct ClassifierSizes {
 // The numbers in a row's statistics: maximum, sum, logit.
 inline constexpr std::int64_t classifier_statistics_numbers = 3;
 
-// Elements [begin, end) of a flat buffer decay with `weight_decay`. Elements that no segment covers are
-// padding and are not changed.
-struct AdamWSegment {
+// A run of elements of a flat buffer, of one tensor. Elements that no segment covers are padding and are not changed.
+struct UpdateSegment {
     std::int64_t begin;
     std::int64_t end;
     double weight_decay;
-    std::int64_t in_small =
-        -1;  // with moments in 8 bits: its first element in EightBitMoments::m; -1: it has none there
+    std::int64_t in_packed = -1;  // its first element in UpdateState::packed; -1: it has none there
+    double rate_factor = 1;       // of the learning rate
 };
 
-// Beside moments m and v in 8 bits (eight_bit_moments.h), AdamW needs the greatest magnitude of each block of 256
-// elements, and the moments in fp32 of tensors that are too small. In a block, the elements of such tensors count as 0.
-struct EightBitMoments {
-    Tensor m_amax, v_amax;  // fp32 (n / eight_bit_block)
-    Tensor m, v;            // fp32
-};
-
-struct AdamWStep {
-    std::int64_t step;  // counts from 1
-    double learning_rate;
-    double beta1;
-    double beta2;
-    double eps;
-    double max_grad_norm;   // clip the global norm to this; 0 does not clip
-    double loss_scale = 1;  // of the gradients, a power of two
+// A tensor of an optimizer's state. In 8 bits (eight_bit_state.h), it needs the greatest magnitude of each block of 256
+// elements, and in fp32 the numbers of tensors that are too small for that. In a block, their elements count as 0.
+struct UpdateState {
+    Tensor values;    // (n)
+    Tensor amax{};    // fp32 (n / eight_bit_block)
+    Tensor packed{};  // fp32
 };
 
 // Rounds numbers to bf16 up or down at random, not to nearest. The random bits are a pure function of the seed, the
@@ -186,37 +178,38 @@ struct Sum {
     WorkspaceRequest workspace() const;
 };
 
-// AdamW (Loshchilov & Hutter 2019) as PyTorch computes it. With S = loss_scale, norm = sqrt(norm_squared)/S,
-// clip = min(1, max_grad_norm / (norm + 1e-6)) and b1, b2 the bias corrections 1 - beta^step:
-//   g = clip/S gradient;  m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2;
-//   w = w (1 - lr decay) - lr/b1 m / (sqrt(v)/sqrt(b2) + eps)
-// w is the master copy in fp32. `parameters` receives it rounded to X: to nearest, or at random if
-// `rounding` is given, with the same bits on every device. Without a master copy, w is read from the
-// parameters. m and v in bf16 are rounded at random as well: to nearest, v would stay what it is where a
-// step changes it by less than 2^-9. If norm_squared is not finite, nothing is changed.
+// A step of an optimizer (llmc/optim): its formula for each element, with g = clip/S gradient for the loss scale S,
+// norm = sqrt(norm_squared)/S and clip = min(1, max_grad_norm / (norm + 1e-6)).
+// w is the master copy in fp32. `parameters` receives it rounded to X: to nearest, or at random if `rounding` is given,
+// with the same bits on every device. Without a master copy, w is read from the parameters. State in bf16 is rounded at
+// random as well: to nearest, it would stay what it is where a step changes it by less than 2^-9. If norm_squared is
+// not finite, nothing is changed.
 //   parameters X (n); master fp32 (n), or `parameters` itself if X is fp32 or X is bf16 with `rounding`;
-// m, v fp32 or bf16, or uint8 with `in_8_bits` (n, a multiple of 256); gradients fp32 or X (n); norm_squared fp64
-// (1); segments in increasing order;
-//   rounding [optional] only if X is bf16; rounding_of_moments with m and v in bf16
-struct AdamW {
-    static constexpr std::string_view name = "adamw";
-    Tensor parameters, master, m, v, gradients, norm_squared;
-    std::span<const AdamWSegment> segments;
-    AdamWStep step;
-    std::optional<StochasticRounding> rounding{}, rounding_of_moments{};
-    EightBitMoments in_8_bits{};
+//   the optimizer's state fp32 or bf16 (n), or uint8 (n, a multiple of 256) with amax; gradients fp32 or X (n);
+//   norm_squared fp64 (1); segments in increasing order;
+//   rounding [optional] only if X is bf16; rounding_of_state with state in bf16
+struct OptimizerUpdate {
+    static constexpr std::string_view name = "optimizer_update";
+    OptimizerKind optimizer;
+    Tensor parameters, master, gradients, norm_squared;
+    std::array<UpdateState, most_states> state;
+    std::span<const UpdateSegment> segments;
+    UpdateStep step;
+    std::optional<StochasticRounding> rounding{}, rounding_of_state{};
     auto fields(const auto& see) const {
-        return see(writes("parameters", parameters), changes("master", master, any_dtype),
-                   changes("m", m, any_dtype), changes("v", v, any_dtype),
+        const auto& [first, second] = state;
+        return see(number("optimizer", optimizer), writes("parameters", parameters),
+                   changes("master", master, any_dtype), changes("state1", first.values, any_dtype),
+                   of_variant(changes("state2", second.values, any_dtype)),
                    reads("gradients", gradients, any_dtype), reads("norm_squared", norm_squared, DType::fp64),
-                   of_variant(changes("m_amax", in_8_bits.m_amax, DType::fp32)),
-                   of_variant(changes("v_amax", in_8_bits.v_amax, DType::fp32)),
-                   of_variant(changes("small_m", in_8_bits.m, DType::fp32)),
-                   of_variant(changes("small_v", in_8_bits.v, DType::fp32)), number("segments", segments),
+                   of_variant(changes("amax1", first.amax, DType::fp32)),
+                   of_variant(changes("amax2", second.amax, DType::fp32)),
+                   of_variant(changes("packed1", first.packed, DType::fp32)),
+                   of_variant(changes("packed2", second.packed, DType::fp32)), number("segments", segments),
                    number("step", step.step), number("learning_rate", step.learning_rate),
-                   number("beta1", step.beta1), number("beta2", step.beta2), number("eps", step.eps),
-                   number("max_grad_norm", step.max_grad_norm), number("loss_scale", step.loss_scale),
-                   number("rounding", rounding), number("rounding_of_moments", rounding_of_moments));
+                   number("numbers", step.numbers), number("max_grad_norm", step.max_grad_norm),
+                   number("loss_scale", step.loss_scale), number("rounding", rounding),
+                   number("rounding_of_state", rounding_of_state));
     }
     std::int64_t sizes() const;
     OpCost cost() const;

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstddef>
 #include <cstdint>
 
 #include "llmc/core/dtype.h"
@@ -23,7 +24,11 @@ namespace llmc {
 using RandomBits = r123::Philox4x32::ctr_type;  // 32 bits for each of four elements
 
 // What is rounded: numbers of one element have different random bits.
-enum class Rounded : std::uint32_t { weight, first_moment, second_moment, gradient };
+enum class Rounded : std::uint32_t { weight, first_state, second_state, gradient };
+// A tensor of an optimizer's state, by its number.
+LLMC_HOST_DEVICE constexpr Rounded rounded_state(std::size_t number) {
+    return number == 0 ? Rounded::first_state : Rounded::second_state;
+}
 
 // The random bits of elements `first` ... `first` + 3 of the buffer; `first` is a multiple of 4. `count` tells the
 // roundings of an element apart: the step, below 2^62.

@@ -108,14 +108,14 @@ Json read_manifest(const fs::path& directory) {
     }
 }
 
-// Verifies the files whose names have this beginning. The manifest must name the weights and the moments.
-void verify_files(const fs::path& directory, bool with_moments, std::string_view beginning = "") {
+// Verifies the files whose names have this beginning. The manifest must name the weights and the optimizer's state.
+void verify_files(const fs::path& directory, bool with_state, std::string_view beginning = "") {
     const Json manifest = read_manifest(directory);
     try {
         for (const char* file : {model_file, optimizer_file})
             static_cast<void>(manifest.at("files").at(file));
         for (const auto& [file, expected] : manifest.at("files").items()) {
-            if (file.starts_with(beginning) && (file != optimizer_file || with_moments))
+            if (file.starts_with(beginning) && (file != optimizer_file || with_state))
                 verify_file(directory / file, expected);
         }
     } catch (const Json::exception&) {
@@ -163,7 +163,7 @@ void write_checkpoint(const fs::path& folder, const std::string& run, const std:
                       const TokenizerFiles& tokenizer, const std::optional<Validation>& validation) {
     if (transfer.is_root()) make_directory(folder);
     save_weights(folder / model_file, store, transfer, true);
-    save_moments(folder / optimizer_file, store, transfer, true);
+    save_state(folder / optimizer_file, store, transfer, true);
     if (!transfer.is_root()) return;
 
     const auto now = std::chrono::system_clock::now().time_since_epoch();
@@ -346,10 +346,10 @@ std::filesystem::path weights_in(const std::filesystem::path& path) {
 }
 
 void load_checkpoint(const CheckpointInfo& checkpoint, ParameterStore& store, UnitTransfer& transfer,
-                     bool with_moments) {
-    if (transfer.is_root()) verify_files(checkpoint.directory, with_moments);
+                     bool with_state) {
+    if (transfer.is_root()) verify_files(checkpoint.directory, with_state);
     load_weights(checkpoint.directory / model_file, store, transfer);
-    if (with_moments) load_moments(checkpoint.directory / optimizer_file, store, transfer);
+    if (with_state) load_state(checkpoint.directory / optimizer_file, store, transfer);
 }
 
 namespace {

@@ -3,7 +3,7 @@
 //
 //   checkpoint-00000200/
 //     model.safetensors      the master weights, as an export
-//     optimizer.safetensors  AdamW's moments
+//     optimizer.safetensors  the optimizer's state
 //     tokenizer/             the files of the model's tokenizer, if it has one
 //     manifest.json          step, samples consumed, configuration, each file's size and checksum, and the
 //                            manifest's own checksum
@@ -89,8 +89,8 @@ bool is_checkpoint_name(std::string_view name);
 inline std::uint64_t weights_bytes(std::int64_t parameters) {
     return sizeof(float) * static_cast<std::uint64_t>(parameters);
 }
-inline std::uint64_t checkpoint_bytes(std::int64_t parameters) {
-    return 3 * weights_bytes(parameters);  // the weights and two moments
+inline std::uint64_t checkpoint_bytes(std::int64_t parameters, const Optimizer& optimizer) {
+    return (1 + optimizer.state.size()) * weights_bytes(parameters);
 }
 
 // UserError if the directory is not a complete checkpoint. Reads only the manifest.
@@ -121,11 +121,11 @@ std::filesystem::path tokenizer_in(const CheckpointInfo& checkpoint);
 // folder in Hugging Face's format.
 std::filesystem::path weights_in(const std::filesystem::path& path);
 
-// Verifies the sizes and checksums of the files that it reads. Loads the weights, and the moments too if
-// `with_moments`.
+// Verifies the sizes and checksums of the files that it reads. Loads the weights, and the optimizer's state too if
+// `with_state`.
 // UserError names a damaged file or one of another model. All ranks call it; the transfer's root reads.
 void load_checkpoint(const CheckpointInfo& checkpoint, ParameterStore& store, UnitTransfer& transfer,
-                     bool with_moments = true);
+                     bool with_state = true);
 
 // The last run of a directory of results. Every start of the program is a run of its own, which records the
 // checkpoint it began from. With this record, --resume takes neither the checkpoint of an earlier run in the

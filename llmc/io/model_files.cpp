@@ -1,5 +1,7 @@
 #include "llmc/io/model_files.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -15,21 +17,32 @@
 #include "llmc/io/safetensors.h"
 #include "llmc/io/tensor_names.h"
 #include "llmc/io/weight_files.h"
+#include "llmc/optim/formulas.h"
 
 namespace llmc {
 
 namespace {
 
-using Flat = Tensor UnitBuffers::*;
-
-// One kind of tensor in a file: a flat buffer of every unit, and the suffix of the tensor's name.
+// One kind of tensor in a file: what of every unit, and the suffix of the tensor's name.
 struct Kind {
-    Flat flat;
-    const char* suffix;
+    Kept kept;
+    std::string suffix;
 };
-constexpr Kind weights{&UnitBuffers::master, ""};
-constexpr Kind first_moment{&UnitBuffers::m, ".exp_avg"};
-constexpr Kind second_moment{&UnitBuffers::v, ".exp_avg_sq"};
+const Kind weights{Kept::master, ""};
+
+std::vector<Kind> kinds_of(const Optimizer& optimizer) {
+    std::vector<Kind> kinds;
+    for (std::size_t i = 0; i < optimizer.state.size(); ++i)
+        kinds.push_back({kept_state(i), fmt::format(".{}", optimizer.state[i].name)});
+    return kinds;
+}
+
+bool is_of_optimizer(std::string_view name) {
+    return std::ranges::any_of(all_optimizers, [&](const Optimizer* optimizer) {
+        return std::ranges::any_of(kinds_of(*optimizer),
+                                   [&](const Kind& kind) { return name.ends_with(kind.suffix); });
+    });
+}
 
 Shape file_shape(const ParamSpec& spec) {
     const std::int64_t columns = spec.shape.last();
@@ -73,7 +86,7 @@ template <class F>
 void collect_all(const ParameterStore& store, UnitTransfer& transfer, std::span<const Kind> kinds, F&& f) {
     for (const Kind& kind : kinds) {
         for (int unit = 0; unit < store.units(); ++unit) {
-            const std::span<const float> flat = transfer.collect(unit, kind.flat);
+            const std::span<const float> flat = transfer.collect(unit, kind.kept);
             if (transfer.is_root()) f(kind, unit, flat);
         }
     }
@@ -172,10 +185,9 @@ class ModelFile {
     void check_names() const {
         for (const auto& [name, in_file] : names_.all()) {
             if (is_ignored(name) || name == files().head || known_.contains(name)) continue;
-            if (name.ends_with(first_moment.suffix) || name.ends_with(second_moment.suffix))
-                user_error(
-                    "{} holds the optimizer's moments, not weights; give the model.safetensors beside it",
-                    path_.string());
+            if (is_of_optimizer(name))
+                user_error("{} holds an optimizer's state, not weights; give the model.safetensors beside it",
+                           path_.string());
             const bool is_bias =
                 name.ends_with(".bias") && known_.contains(name.substr(0, name.rfind('.')) + ".weight");
             if (is_bias && !has_biases() && !files().no_biases.empty())
@@ -323,8 +335,8 @@ void collect_weights(const ParameterStore& store, UnitTransfer& transfer, const 
 }
 
 void save_tensors(const std::filesystem::path& file, const ParameterStore& store, UnitTransfer& transfer,
-                  Flat flat, bool sync) {
-    const Kind kind{flat, ""};
+                  Kept kept, bool sync) {
+    const Kind kind{kept, ""};
     save(file, store, transfer, std::span(&kind, 1), sync);
 }
 
@@ -351,29 +363,23 @@ void load_weights(const std::filesystem::path& path, ParameterStore& store, Unit
     }
 }
 
-void save_moments(const std::filesystem::path& file, const ParameterStore& store, UnitTransfer& transfer,
-                  bool sync) {
-    const Kind moments[] = {first_moment, second_moment};
-    save(file, store, transfer, moments, sync);
+void save_state(const std::filesystem::path& file, const ParameterStore& store, UnitTransfer& transfer,
+                bool sync) {
+    save(file, store, transfer, kinds_of(store.optimizer()), sync);
 }
 
-void load_moments(const std::filesystem::path& file, const ParameterStore& store, UnitTransfer& transfer) {
+void load_state(const std::filesystem::path& file, const ParameterStore& store, UnitTransfer& transfer) {
     const auto opened = open_on_root(file, store, transfer);
-    std::vector<float> first, second;
-    const auto take = [&](std::vector<float>& to, const Kind& kind, int unit) {
-        const std::span<const float> own = load_unit(opened.get(), transfer, kind, unit);
-        to.assign(own.begin(), own.end());
-    };
+    const std::vector<Kind> kinds = kinds_of(store.optimizer());
+    LoadedState loaded;
     for (int unit = 0; unit < store.units(); ++unit) {
-        take(first, first_moment, unit);
-        take(second, second_moment, unit);
+        for (std::size_t i = 0; i < kinds.size(); ++i) {
+            const std::span<const float> own = load_unit(opened.get(), transfer, kinds[i], unit);
+            loaded[i].assign(own.begin(), own.end());
+        }
         if (!store.has(unit)) continue;
-        // Earlier programs stored small second moments in 8 bits as 0, whose update would be lr m/eps. With the square
-        // of the first moment it is about the learning rate.
-        for (std::size_t i = 0; i < second.size(); ++i)
-            if (second[i] == 0) second[i] = first[i] * first[i];
-        store.set_moments(unit, first_moment.flat, first);
-        store.set_moments(unit, second_moment.flat, second);
+        if (store.optimizer().mend) store.optimizer().mend(loaded);
+        for (std::size_t i = 0; i < kinds.size(); ++i) store.set_state(unit, kinds[i].kept, loaded[i]);
     }
 }
 

@@ -17,13 +17,13 @@ namespace llmc {
 
 // All ranks save and load; only the root of the transfer has the file.
 
-// Saves one of the flat buffers of every unit: &UnitBuffers::master or ::updated_gradients, fp32. With
-// `sync`, the root returns only when the file is on the storage device.
+// Saves what ranks keep of every unit: Kept::master or ::gradients, fp32. With `sync`, the root returns only when
+// the file is on the storage device.
 void save_tensors(const std::filesystem::path& file, const ParameterStore& store, UnitTransfer& transfer,
-                  Tensor UnitBuffers::*flat, bool sync);
+                  Kept kept, bool sync);
 inline void save_weights(const std::filesystem::path& file, const ParameterStore& store,
                          UnitTransfer& transfer, bool sync) {
-    save_tensors(file, store, transfer, &UnitBuffers::master, sync);
+    save_tensors(file, store, transfer, Kept::master, sync);
 }
 
 // The tensors of the weights, in the order in which collect_weights() calls f(name, values) with each on the root.
@@ -47,9 +47,9 @@ CheckedWeights check_weights(const std::filesystem::path& path, const Outline& o
 // another shape, is not of this model or holds a value that is not finite.
 void load_weights(const std::filesystem::path& path, ParameterStore& store, UnitTransfer& transfer);
 
-// AdamW's moments, as "<tensor>.exp_avg" and "<tensor>.exp_avg_sq", in the shapes of the weights.
-void save_moments(const std::filesystem::path& file, const ParameterStore& store, UnitTransfer& transfer,
-                  bool sync);
-void load_moments(const std::filesystem::path& file, const ParameterStore& store, UnitTransfer& transfer);
+// The optimizer's state, as "<tensor>.<StateTensor::name>", in the shapes of the weights.
+void save_state(const std::filesystem::path& file, const ParameterStore& store, UnitTransfer& transfer,
+                bool sync);
+void load_state(const std::filesystem::path& file, const ParameterStore& store, UnitTransfer& transfer);
 
 }  // namespace llmc

@@ -24,10 +24,10 @@ constexpr double most_memory = 0x1p47;
 double least_memory(const RunSpec& spec) {
     const Sharding& sharding = spec.mesh.sharding;
     const auto size = [](DType dtype) { return static_cast<double>(size_of(dtype)); };
-    const double state =
-        sharding.offload.has_state()
-            ? 0
-            : 2 * size(spec.moments_dtype) + (spec.store_dtypes().keeps_master() ? size(DType::fp32) : 0);
+    const double state = sharding.offload.has_state()
+                             ? 0
+                             : spec.store_dtypes().moment_bytes() +
+                                   (spec.store_dtypes().keeps_master() ? size(DType::fp32) : 0);
     const double parameter =
         (sharding.offload.has_parameters() ? 0 : size(spec.dtype) * sharding.share_of_parameters()) +
         size(spec.gradient_dtype) * sharding.share_of_gradients() + state * sharding.share_of_optimizer();

@@ -214,7 +214,7 @@ std::uint64_t bytes_moved(const Action& action, const StoreLayout& store, const 
     if (!is_on_disk(action)) return 0;
     if (action.piece >= 0) {
         const StatePiece& piece = store.pieces[unit][static_cast<std::size_t>(action.piece)];
-        return PieceBytes(piece.elements(), store.dtypes.keeps_master(), store.dtypes.moments).all;
+        return store.dtypes.piece_bytes(piece.elements()).all;
     }
     const auto shards =
         static_cast<std::uint64_t>(store.sharding.keeps_parameters_whole() ? 1 : store.sharding.shards);

@@ -43,9 +43,10 @@ struct RunSpec {
     DType dtype = DType::fp32;
     DType gradient_dtype = DType::fp32;  // fp32, or the same as `dtype`
     DType moments_dtype = DType::fp32;   // fp32 or bf16, or uint8: in 8 bits
-    bool has_master = true;              // an fp32 copy of the weights, if `dtype` is not fp32
-    Fp8Scaling fp8 = Fp8Scaling::none;   // in bf16: of the blocks' products
-    DType fp8_dtype = DType::bf16;       // what they read (DeviceSizes::fp8_dtype)
+    OptimizerKind optimizer = OptimizerKind::adamw;
+    bool has_master = true;             // an fp32 copy of the weights, if `dtype` is not fp32
+    Fp8Scaling fp8 = Fp8Scaling::none;  // in bf16: of the blocks' products
+    DType fp8_dtype = DType::bf16;      // what they read (DeviceSizes::fp8_dtype)
     std::int64_t least_piece = StoreDtypes().least_piece;
     Mesh mesh;
     // Whether --reduce-every has its default, which depends on the ZeRO stage.
@@ -65,7 +66,7 @@ struct RunSpec {
     bool may_exceed_machine = false;
 
     StoreDtypes store_dtypes() const {
-        return {dtype, gradient_dtype, moments_dtype, has_master, least_piece};
+        return {dtype, gradient_dtype, moments_dtype, has_master, least_piece, optimizer};
     }
     std::int64_t global_sequences() const { return global_batch_tokens / model.sequence_length; }
     std::int64_t rank_sequences() const { return global_sequences() / mesh.data_ranks(); }

@@ -202,7 +202,8 @@ class ActionTimes {
             case ActionKind::update: {
                 // Gradients are read; moments and weights are read and written; parameters are written.
                 const DType moments_dtype = plan_.store.dtypes.moments_of(plan_.outline->unit(action.unit));
-                const double moments = 4 * static_cast<double>(size_of(moments_dtype)),
+                const double moments = 2 * plan_.store.dtypes.states() *
+                                       static_cast<double>(size_of(moments_dtype)),
                              weights = plan_.spec.has_master ? 10 : 4;
                 const double pieces =
                     action.piece < 0 ? 1

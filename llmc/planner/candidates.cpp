@@ -244,7 +244,7 @@ double Candidates::least_offload(const Candidate& mesh, int data, double micro_b
     double seconds = 0;
     if (const std::string& tier = options_.offload_optimizer; tier != "none") {
         const double held = parameters / (mesh.zero_stage > 0 ? shards : 1);
-        const double moments = 2 * static_cast<double>(size_of(options_.kept_moments_dtype())),
+        const double moments = options_.store_dtypes().moment_bytes(),
                      master = options_.master_dtype == "none" ? 0 : 4,
                      update = 4 + 2 * moments + (master > 0 ? 10 : 4);
         const double on_disk = tier == "nvme" ? at(held * (moments + master), rates_.disk_write) : 0;
@@ -276,7 +276,7 @@ double Candidates::least_activations(const Candidate& mesh, const ModelTime& pas
 // where a disk has the rest. What is offloaded leaves a few layers' parameters and gradients.
 Candidates::Shares Candidates::least_state(const Candidate& mesh, int data) const {
     const bool is_fp32 = options_.compute_dtype() == DType::fp32;
-    const double moments = 2 * static_cast<double>(size_of(options_.kept_moments_dtype())),
+    const double moments = options_.store_dtypes().moment_bytes(),
                  master = is_fp32 || options_.master_dtype == "none" ? 0 : 4,
                  gradient = static_cast<double>(size_of(options_.kept_gradient_dtype())),
                  weight = is_fp32 ? 4 : 2;

@@ -29,7 +29,7 @@ Convention convention_named(std::string_view name, const StoreDtypes& dtypes) {
     if (found != conventions.end()) return *found;
     const auto bytes = [](DType dtype) { return static_cast<double>(size_of(dtype)); };
     const double master = dtypes.compute != DType::fp32 && dtypes.has_master ? 4 : 0,
-                 moments = 2 * bytes(dtypes.moments);
+                 moments = dtypes.moment_bytes();
     return {"ours", bytes(dtypes.compute), bytes(dtypes.gradients), master + moments, moments};
 }
 

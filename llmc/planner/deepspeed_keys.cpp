@@ -18,7 +18,8 @@ constexpr std::string_view buffers = "the plan sizes its buffers",
                            context = "there is no context parallelism here",
                            warmup = "warmup is linear and begins at 0",
                            kept = "--recompute says what is kept, on the device",
-                           code = "it is part of their program", adamw = "the optimizer is AdamW";
+                           code = "it is part of their program",
+                           optimizer = "--optimizer has its own numbers";
 
 constexpr std::array tiers = {KeyChoice{"none", ""}, KeyChoice{"cpu", "cpu"}, KeyChoice{"nvme", "nvme"}};
 constexpr std::array to_host = {KeyChoice{"true", "cpu"}, KeyChoice{"false", ""}};
@@ -31,6 +32,20 @@ constexpr std::array autocast = {KeyChoice{"bfloat16", "bf16"},      KeyChoice{"
                                  KeyChoice{"torch.float16", "fp16"}, KeyChoice{"fp16", "fp16"}};
 constexpr std::array gradients = {KeyChoice{"fp32", "fp32"}, KeyChoice{"bf16", "bf16"},
                                   KeyChoice{"fp16", "!gradients are kept in fp32 or bf16"}};
+constexpr std::string_view no_optimizer = "!there is no such optimizer here";
+constexpr std::array optimizers = {KeyChoice{"adam", ""},
+                                   KeyChoice{"adamw", ""},
+                                   KeyChoice{"lion", "lion"},
+                                   KeyChoice{"sgd", "sgd"},
+                                   KeyChoice{"muon", no_optimizer},
+                                   KeyChoice{"lamb", no_optimizer},
+                                   KeyChoice{"adagrad", no_optimizer},
+                                   KeyChoice{"onebitadam", no_optimizer},
+                                   KeyChoice{"zerooneadam", no_optimizer},
+                                   KeyChoice{"onebitlamb", no_optimizer},
+                                   KeyChoice{"muadam", no_optimizer},
+                                   KeyChoice{"muadamw", no_optimizer},
+                                   KeyChoice{"musgd", no_optimizer}};
 constexpr std::string_view no_schedule = "!there is no such learning-rate schedule here";
 constexpr std::array schedules = {KeyChoice{"WarmupLR", "constant"}, KeyChoice{"WarmupDecayLR", "linear"},
                                   KeyChoice{"WarmupCosineLR", "cosine"}, KeyChoice{"OneCycle", no_schedule},
@@ -136,20 +151,22 @@ constexpr std::array keys = {
     ForeignKey{"zero_optimization.override_module_apply", ignored, code},
     ForeignKey{"zero_optimization.log_trace_cache_warnings", ignored, logs, "false"},
     ForeignKey{"zero_optimization.enable_sanity_checks", ignored, code, "false"},
-    ForeignKey{"zero_optimization.save_muon_momentum_buffer_in_memory", ignored, adamw, "false"},
-    ForeignKey{"zero_allow_untested_optimizer", ignored, adamw},
-    ForeignKey{"zero_force_ds_cpu_optimizer", ignored, adamw}, ForeignKey{"aio.*", ignored, pieces},
+    ForeignKey{"zero_optimization.save_muon_momentum_buffer_in_memory", ignored, optimizer, "false"},
+    ForeignKey{"zero_allow_untested_optimizer", ignored, optimizer},
+    ForeignKey{"zero_force_ds_cpu_optimizer", ignored, optimizer}, ForeignKey{"aio.*", ignored, pieces},
     // Optimizer and learning rate
-    ForeignKey{"optimizer.type", ignored, adamw, "adamw|adam"},
+    ForeignKey{"optimizer.type", choice, "optimizer", "", optimizers},
     ForeignKey{"optimizer.params.lr", number, "lr"}, ForeignKey{"optimizer.params.betas", betas, "beta1"},
     ForeignKey{"optimizer.params.eps", number, "eps"},
+    ForeignKey{"optimizer.params.momentum", number, "momentum"},
+    ForeignKey{"optimizer.params.nesterov", flag, "nesterov"},
     ForeignKey{"optimizer.params.weight_decay", number, "weight-decay"},
-    ForeignKey{"optimizer.params.adam_w_mode", ignored, adamw, "true"},
+    ForeignKey{"optimizer.params.adam_w_mode", ignored, optimizer, "true"},
     ForeignKey{"optimizer.params.torch_adam", ignored, code},
     ForeignKey{"optimizer.params.fused", ignored, code},
-    ForeignKey{"optimizer.params.bias_correction", ignored, adamw, "true"},
-    ForeignKey{"optimizer.params.amsgrad", ignored, adamw, "false"},
-    ForeignKey{"optimizer.params.*", ignored, adamw},
+    ForeignKey{"optimizer.params.bias_correction", ignored, optimizer, "true"},
+    ForeignKey{"optimizer.params.amsgrad", ignored, optimizer, "false"},
+    ForeignKey{"optimizer.params.*", ignored, optimizer},
     ForeignKey{"optimizer.legacy_fusion", ignored, code, "false"},
     ForeignKey{"scheduler.type", choice, "lr-schedule", "", schedules},
     ForeignKey{"scheduler.type", choice, "min-lr-fraction", "", last_rates},

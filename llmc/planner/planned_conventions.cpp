@@ -5,8 +5,7 @@
 namespace llmc {
 
 Convention PlannedRun::convention_used() const {
-    return convention_named(asked.convention, {options.compute_dtype(), options.kept_gradient_dtype(),
-                                               options.kept_moments_dtype(), options.master_dtype != "none"});
+    return convention_named(asked.convention, options.store_dtypes());
 }
 
 std::optional<double> PlannedRun::activation_bytes_of_layer() const {

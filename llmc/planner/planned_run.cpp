@@ -245,7 +245,9 @@ void refuse_unused(const PlannedRun& run) {
         user_error("--measured corrects times, which --speed replaces; leave one of them out");
     if (asked.speed && !asked.tokens) user_error("--speed is for the time of --tokens; leave it out");
     if (asked.convention == "ours" && asked.optimizer == "sgd")
-        user_error("--convention-optimizer sgd: our runs use AdamW; choose another --memory-convention");
+        user_error(
+            "--convention-optimizer is for other conventions; give --optimizer sgd, or another "
+            "--memory-convention");
 }
 
 // The context and about the batch with which the model was published, for a plan of a whole run, as arguments. Of the

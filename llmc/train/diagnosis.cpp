@@ -30,14 +30,12 @@ bool is_finite(Device& device, const Tensor& tensor) {
     });
 }
 
-using Flat = Tensor UnitBuffers::*;
-
-// A tensor of the model in one of the flat buffers that ranks update.
-struct StateTensor {
+// A tensor of the model, of what ranks keep of it.
+struct KeptTensor {
     int unit;
     const UnitLayout::Entry* entry;
-    Flat flat;
-    const char* what;
+    Kept kept;
+    std::string what;
 
     std::string name(const ParameterStore& store) const {
         return fmt::format("the {} {}", what, store.layout(unit).full_name(entry->spec));
@@ -50,7 +48,7 @@ struct StateTensor {
             intersection({entry->offset, entry->offset + entry->shape.elements()}, own);
         if (range.size() == 0) return true;
         bool is_finite = true;
-        store.for_each_held(unit, flat, {range.begin - own.begin, range.end - own.begin},
+        store.for_each_held(unit, kept, {range.begin - own.begin, range.end - own.begin},
                             [&](Device& device, const Tensor& held) {
                                 is_finite = is_finite &&
                                             (held.dtype == DType::uint8 || llmc::is_finite(device, held));
@@ -59,11 +57,17 @@ struct StateTensor {
     }
 };
 
+// Calls f(kept, what) for each tensor of an optimizer's state.
+template <class F>
+void for_each_state(const Optimizer& optimizer, const F& f) {
+    for (std::size_t i = 0; i < optimizer.state.size(); ++i) f(kept_state(i), optimizer.state[i].described);
+}
+
 // The first tensor that is not finite on some rank.
-std::optional<std::string> first_non_finite_of(const std::vector<StateTensor>& tensors,
+std::optional<std::string> first_non_finite_of(const std::vector<KeptTensor>& tensors,
                                                const ParameterStore& store, Communicator& ranks) {
     const auto own =
-        std::ranges::find_if(tensors, [&](const StateTensor& tensor) { return !tensor.is_finite(store); });
+        std::ranges::find_if(tensors, [&](const KeptTensor& tensor) { return !tensor.is_finite(store); });
     const std::int32_t first =
         std::ranges::min(values_of_ranks(ranks, static_cast<std::int32_t>(own - tensors.begin())));
     if (first == std::ssize(tensors)) return std::nullopt;
@@ -72,11 +76,11 @@ std::optional<std::string> first_non_finite_of(const std::vector<StateTensor>& t
 
 // The gradients in the order of the backward pass: from the head to the embeddings, and within a block from
 // the last tensor to the first.
-std::vector<StateTensor> gradient_tensors(const ParameterStore& store) {
-    std::vector<StateTensor> tensors;
+std::vector<KeptTensor> gradient_tensors(const ParameterStore& store) {
+    std::vector<KeptTensor> tensors;
     for (int unit = 0; unit < store.units(); ++unit) {
         for (const UnitLayout::Entry& entry : store.layout(unit).entries())
-            tensors.push_back({unit, &entry, &UnitBuffers::updated_gradients, "gradient of"});
+            tensors.push_back({unit, &entry, Kept::gradients, "gradient of"});
     }
     std::ranges::reverse(tensors);
     return tensors;
@@ -172,14 +176,15 @@ std::optional<std::string> non_finite_output(const RunPlan& plan, const Arenas& 
 }  // namespace
 
 std::optional<std::string> non_finite_state(const ParameterStore& store, Communicator& ranks) {
-    std::vector<StateTensor> tensors;
+    std::vector<KeptTensor> tensors;
     for (int unit = 0; unit < store.units(); ++unit) {
-        for (const auto& [what, flat] : {std::pair{"weight", &UnitBuffers::updated_parameters},
-                                         {"first moment of", &UnitBuffers::m},
-                                         {"second moment of", &UnitBuffers::v}}) {
+        const auto add = [&](Kept kept, const std::string& what) {
             for (const UnitLayout::Entry& entry : store.layout(unit).entries())
-                tensors.push_back({unit, &entry, flat, what});
-        }
+                tensors.push_back({unit, &entry, kept, what});
+        };
+        add(Kept::parameters, "weight");
+        for_each_state(store.optimizer(),
+                       [&](Kept kept, std::string_view what) { add(kept, fmt::format("{} of", what)); });
     }
     return first_non_finite_of(tensors, store, ranks);
 }
@@ -230,8 +235,8 @@ std::vector<NamedShare> shares_of(const ParameterStore& store, int shard) {
         for (const UnitLayout::Entry& entry : store.layout(unit).entries()) {
             const std::string name = store.layout(unit).full_name(entry.spec);
             const ElementRange tensor{entry.offset, entry.offset + entry.stored.elements()};
-            // Adds the tensor's elements in `flat`. A shard may have none.
-            const auto add = [&](std::string_view what, Tensor UnitBuffers::*flat, bool is_whole) {
+            // Adds the tensor's elements. A shard may have none.
+            const auto add = [&](std::string_view what, Kept kept, bool is_whole) {
                 NamedShare& named =
                     shares.emplace_back(NamedShare{fmt::format("{} {}", what, name), {0, none}});
                 if (!store.has(unit)) return;
@@ -244,20 +249,20 @@ std::vector<NamedShare> shares_of(const ParameterStore& store, int shard) {
                                              : TensorRank{};
                 named.share.number = (is_whole ? 0 : shard) * ranks.size + ranks.rank;
                 if (part.size() == 0) return;
-                store.for_each_held(unit, flat, {part.begin - range.begin, part.end - range.begin},
+                store.for_each_held(unit, kept, {part.begin - range.begin, part.end - range.begin},
                                     [&](Device& device, const Tensor& held) {
                                         named.share.hash = 31 * named.share.hash + hash(device, held);
                                     });
             };
             const bool whole_state = sharding.keeps_optimizer_whole();
             if (sharding.keeps_parameters_whole()) {
-                add("parameters", &UnitBuffers::parameters, true);
+                add("parameters", Kept::whole_parameters, true);
             } else {
-                add("parameters", &UnitBuffers::parameter_shard, false);
+                add("parameters", Kept::parameters, false);
             }
-            if (store.has_master()) add("master weights", &UnitBuffers::master, whole_state);
-            add("first moments", &UnitBuffers::m, whole_state);
-            add("second moments", &UnitBuffers::v, whole_state);
+            if (store.has_master()) add("master weights", Kept::master, whole_state);
+            for_each_state(store.optimizer(),
+                           [&](Kept kept, std::string_view what) { add(what, kept, whole_state); });
         }
     }
     return shares;

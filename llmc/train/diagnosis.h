@@ -14,8 +14,8 @@
 
 namespace llmc {
 
-// The first weight or moment that is not finite, as "the weight h.0.ln_1.bias". All ranks call it and get the
-// same answer.
+// The first tensor of weights or of the optimizer's state that is not finite, as "the weight h.0.ln_1.bias". All ranks
+// call it and get the same answer.
 std::optional<std::string> non_finite_state(const ParameterStore& store, Communicator& ranks);
 
 // Repeats the forward pass of one micro-batch. `list` is RunPlan::diagnosis, or its actions up to some part
@@ -25,7 +25,7 @@ struct ForwardPasses {
     std::function<void(int micro_batch, const Step& list)> run;
 };
 
-// The first tensor of a step that is not finite, on any rank. The search goes through weights and moments,
+// The first tensor of a step that is not finite, on any rank. The search goes through weights and optimizer state,
 // then the activations of the forward pass ("the output of h.0.mlp.c_fc"), then the gradients of the backward
 // pass. If all are finite, it is the gradient's norm. All ranks call it after the same step and get the same
 // answer.

@@ -35,7 +35,7 @@ constexpr std::string_view of_training[] = {
     "train-data", "val-data", "new-data", "steps", "global-batch-tokens", "micro-batch-size", "gradient-dtype",
     "precision", "moments-dtype", "master-dtype", "fp8", "fp8-history", "offload-optimizer", "recompute",
     "recompute-every", "reduce-every", "check-replicas-every", "lr", "warmup-steps", "lr-schedule",
-    "min-lr-fraction", "weight-decay", "beta1", "beta2", "eps", "grad-clip", "stochastic-rounding", "val-every",
+    "min-lr-fraction", "optimizer", "weight-decay", "grad-clip", "stochastic-rounding", "val-every",
     "val-batches", "eval-hellaswag", "eval-every", "eval-examples", "sample-every", "metrics",
     "checkpoint-every", "export", "print-model", "print-step", "pipeline-timeline"};
 // clang-format on
@@ -78,9 +78,11 @@ void check_generation(const Options& options) {
     if (options.chat && options.given.contains("prompt"))
         user_error("--chat reads messages from its input; leave out --prompt, or use --generate");
     // Options of training are ignored if a configuration file has them, and refused on the command line.
-    for (const std::string_view option : of_training) {
+    const auto refuse = [&](std::string_view option) {
         if (options.given.contains(option)) user_error("{} only prints text; leave out --{}", mode, option);
-    }
+    };
+    for (const std::string_view option : of_training) refuse(option);
+    for (const HyperparameterOption& option : hyperparameter_options()) refuse(option.name);
     if (options.resume && options.given.contains("init"))
         user_error("{} takes its weights from --resume or --init, not both; leave one out", mode);
 }

@@ -117,7 +117,33 @@ ModelOptions unset_model_options() {
     return unset;
 }
 
+OptimizerOptions unset_optimizer_options() {
+    OptimizerOptions unset;
+    for (const HyperparameterOption& option : hyperparameter_options())
+        unset.emplace(option.name,
+                      option.is_switch ? OptimizerOption(std::optional<bool>()) : std::optional<double>());
+    return unset;
+}
+
 namespace {
+
+// Takes missing hyperparameters from the optimizer, and refuses those that it does not have.
+void resolve_optimizer(Options& o) {
+    const Optimizer& optimizer = o.optimizer_used();
+    for (auto& [name, option] : o.optimizer_options) {
+        const auto found = std::ranges::find(optimizer.hyperparameters, name, &Hyperparameter::name);
+        std::visit(
+            [&, &name = name]<class T>(std::optional<T>& value) {
+                if (found != optimizer.hyperparameters.end()) {
+                    value = value.value_or(static_cast<T>(found->default_value));
+                } else if (value) {
+                    user_error("--{} is not an option of --optimizer {}; leave it out, or give --optimizer {}",
+                               name, o.optimizer, fmt::join(optimizers_with(name), " or "));
+                }
+            },
+            option);
+    }
+}
 
 // Takes missing values from the named model, and derives the other defaults from them.
 void resolve(Options& o) {
@@ -141,9 +167,12 @@ void resolve(Options& o) {
         o.global_batch_tokens.value_or(default_batch * std::min(o.sequence_length(), longest));
     // A pretrained model is tuned more slowly than a new one is trained.
     constexpr double of_folder_weights = 3e-5, of_folder = 3e-4;
-    o.learning_rate = o.learning_rate.value_or(!o.folder        ? named_model(o.model).learning_rate
-                                               : o.init.empty() ? of_folder
-                                                                : of_folder_weights);
+    const double of_model = !o.folder        ? named_model(o.model).learning_rate
+                            : o.init.empty() ? of_folder
+                                             : of_folder_weights;
+    o.learning_rate = o.learning_rate.value_or(of_model * o.optimizer_used().learning_rate);
+    o.weight_decay = o.weight_decay.value_or(default_weight_decay(o.optimizer_used()));
+    resolve_optimizer(o);
     constexpr std::int64_t default_warmup = 100;
     const std::int64_t warmup = o.steps > 0 ? std::min(default_warmup, o.steps / 10) : default_warmup;
     o.warmup_steps = o.warmup_steps.value_or(o.schedule_kind() == ScheduleKind::constant ? 0 : warmup);
@@ -151,10 +180,7 @@ void resolve(Options& o) {
 
 void check_ranges(const Options& o) {
     constexpr std::int64_t many = std::int64_t{1} << 40;
-    // AdamW computes in fp32, so these are fp32's limits.
-    constexpr double large = std::numeric_limits<float>::max();
-    constexpr double small = std::numeric_limits<float>::min();
-    const double below_one = std::nextafter(1.0F, 0.0F);
+    constexpr double large = greatest_number;  // updates compute in fp32
     require_range<std::int64_t>("steps", o.steps, 0, many);
     if (o.micro_batch_size) require_range<std::int64_t>("micro-batch-size", *o.micro_batch_size, 1, many);
     // A configuration file holds signed 64-bit numbers.
@@ -207,10 +233,9 @@ void check_ranges(const Options& o) {
     require_range("lr", *o.learning_rate, 0.0, large);
     require_range<std::int64_t>("warmup-steps", *o.warmup_steps, 0, many);
     require_range("min-lr-fraction", o.min_lr_fraction, 0.0, 1.0);
-    require_range("weight-decay", o.weight_decay, 0.0, large);
-    require_range("beta1", o.beta1, 0.0, below_one);
-    require_range("beta2", o.beta2, 0.0, below_one);
-    require_range("eps", o.eps, small, large);
+    require_range("weight-decay", *o.weight_decay, 0.0, large);
+    for (const Hyperparameter& number : o.optimizer_used().hyperparameters)
+        require_range(number.name.data(), o.number_of_optimizer(number), number.lowest, number.highest);
     require_range("grad-clip", o.grad_clip, 0.0, large);
     require_range<std::int64_t>("val-every", o.val_every, 0, many);
     require_range<std::int64_t>("val-batches", o.val_batches, 0, many);
@@ -290,6 +315,26 @@ DType Options::compute_dtype() const { return dtype_named(dtype.empty() ? "fp32"
 DType Options::kept_gradient_dtype() const { return dtype_named(gradient_dtype); }
 DType Options::kept_moments_dtype() const {
     return moments_dtype == "8bit" ? DType::uint8 : dtype_named(moments_dtype);
+}
+
+double Options::number_of_optimizer(const Hyperparameter& number) const {
+    return std::visit([](const auto& value) { return static_cast<double>(value.value()); },
+                      optimizer_options.find(number.name)->second);
+}
+
+std::array<double, most_hyperparameters> Options::numbers_of_optimizer() const {
+    std::array<double, most_hyperparameters> numbers{};
+    std::ranges::transform(optimizer_used().hyperparameters, numbers.begin(),
+                           [&](const Hyperparameter& number) { return number_of_optimizer(number); });
+    return numbers;
+}
+
+StoreDtypes Options::store_dtypes() const {
+    return {.compute = compute_dtype(),
+            .gradients = kept_gradient_dtype(),
+            .moments = kept_moments_dtype(),
+            .has_master = master_dtype != "none",
+            .optimizer = optimizer_used().kind};
 }
 
 Fp8Scaling Options::fp8_scaling() const {

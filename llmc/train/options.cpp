@@ -46,12 +46,11 @@ constexpr std::array<RemovedOption, 1> all_removed_options = {{{"bpe-dir", "0.2"
 // The help of a setting with its default. A switch that is off by default needs no such note.
 template <class T>
 std::string help_of(const Help& help, const T& value) {
-    if (is_unset(value)) return as_help(help.text);
-    if constexpr (std::is_same_v<T, bool>) {
-        if (!value) return as_help(help.text);
-    }
+    bool names_default = !is_unset(value);
+    if constexpr (std::is_same_v<T, bool>) names_default = value;
     // A tilde stands for a space at which the line must not be broken.
-    std::string text = as_help(fmt::format("{} (default:~{})", help.text, value_of(value)));
+    std::string text =
+        as_help(names_default ? fmt::format("{} (default:~{})", help.text, value_of(value)) : help.text);
     std::ranges::replace(text, '~', ' ');
     return text;
 }
@@ -178,11 +177,13 @@ void apply_config(CLI::App& app, Options& options, std::span<const RemovedOption
             if (setting.type != type)
                 user_error("{} must be {}", setting.name, what[static_cast<std::size_t>(type)]);
             CLI::Option& option = *app.get_option("--" + setting.name);
-            // If the command line names a model, the file's sizes are ignored.
+            // If the command line names a model, the file's sizes are ignored; so are the numbers of another optimizer.
             const bool other_model = options.given.contains("model") &&
                                      std::ranges::find(settings_of_families, setting.name,
-                                                       &FamilyOption::name) != settings_of_families.end();
-            if (options.given.contains(setting.name) || other_model) continue;
+                                                       &FamilyOption::name) != settings_of_families.end(),
+                       other_optimizer = options.given.contains("optimizer") &&
+                                         options.optimizer_options.contains(setting.name);
+            if (options.given.contains(setting.name) || other_model || other_optimizer) continue;
             option.add_result(setting.value);
             option.run_callback();
             options.lines[setting.name] = setting.line;

@@ -2,6 +2,7 @@
 // values.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -18,9 +19,11 @@
 #include "llmc/device/device.h"
 #include "llmc/model/family.h"
 #include "llmc/model/part_lists.h"
+#include "llmc/optim/formulas.h"
 #include "llmc/optim/schedule.h"
 #include "llmc/parallel/mesh.h"
 #include "llmc/parallel/pipeline/pipeline_schedule.h"
+#include "llmc/parallel/zero/store_layout.h"
 
 namespace CLI {
 class App;
@@ -33,6 +36,10 @@ using ModelOption = std::variant<std::optional<std::int64_t>, std::optional<doub
                                  std::optional<std::string>, std::optional<bool>>;
 using ModelOptions = std::map<std::string, ModelOption, std::less<>>;
 ModelOptions unset_model_options();
+// Those of the optimizers (optim/formulas.h), in the same way.
+using OptimizerOption = std::variant<std::optional<double>, std::optional<bool>>;
+using OptimizerOptions = std::map<std::string, OptimizerOption, std::less<>>;
+OptimizerOptions unset_optimizer_options();
 
 struct Options {
     // model; sizes that are not given come from the named model
@@ -102,14 +109,13 @@ struct Options {
     std::string pipeline_layers;
 
     // optimizer
-    std::optional<double> learning_rate;  // default: depends on the model
+    std::string optimizer = "adamw";
+    std::optional<double> learning_rate;  // default: depends on the model and the optimizer
     std::string schedule = "cosine";
     std::optional<std::int64_t> warmup_steps;  // default: depends on the schedule
     double min_lr_fraction = 0.1;
-    double weight_decay = 0.1;
-    double beta1 = 0.9;
-    double beta2 = 0.95;
-    double eps = 1e-8;
+    std::optional<double> weight_decay;  // default: depends on the optimizer
+    OptimizerOptions optimizer_options = unset_optimizer_options();
     double grad_clip = 1.0;
     bool stochastic_rounding = false;
 
@@ -187,6 +193,11 @@ struct Options {
     DType compute_dtype() const;
     DType kept_gradient_dtype() const;
     DType kept_moments_dtype() const;
+    const Optimizer& optimizer_used() const { return optimizer_named(optimizer); }
+    // The values of its hyperparameters. The options must be resolved.
+    double number_of_optimizer(const Hyperparameter& number) const;
+    std::array<double, most_hyperparameters> numbers_of_optimizer() const;
+    StoreDtypes store_dtypes() const;
     Fp8Scaling fp8_scaling() const;
     // Whether weights are rounded to bf16 at random.
     bool rounds_stochastically() const { return stochastic_rounding || master_dtype == "none"; }

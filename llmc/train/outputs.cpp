@@ -317,7 +317,9 @@ void ReplacedRun::remove_empty_folders() {
 namespace {
 
 std::uint64_t bytes_of_checkpoints(const Options& options, const Writes& writes, std::int64_t parameters) {
-    return writes.checkpoints ? (options.keep_best ? 2 : 1) * checkpoint_bytes(parameters) : 0;
+    return writes.checkpoints
+               ? (options.keep_best ? 2 : 1) * checkpoint_bytes(parameters, options.optimizer_used())
+               : 0;
 }
 
 }  // namespace

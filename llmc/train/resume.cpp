@@ -26,33 +26,39 @@ namespace llmc {
 namespace {
 
 // The settings that change the results of the next steps.
-constexpr std::array step_settings = {"train-data",
-                                      "steps",
-                                      "global-batch-tokens",
-                                      "dtype",
-                                      "gradient-dtype",
-                                      "moments-dtype",
-                                      "master-dtype",
-                                      "fp8",
-                                      "fp8-history",
-                                      "loss-scale",
-                                      "initial-loss-scale",
-                                      "loss-scale-window",
-                                      "loss-scale-hysteresis",
-                                      "reduce-every",
-                                      "stochastic-rounding",
-                                      "attention",
-                                      "tf32",
-                                      "seed",
-                                      "lr",
-                                      "warmup-steps",
-                                      "lr-schedule",
-                                      "min-lr-fraction",
-                                      "beta1",
-                                      "beta2",
-                                      "weight-decay",
-                                      "eps",
-                                      "grad-clip"};
+const std::vector<const char*>& step_settings() {
+    static const std::vector<const char*> all = [] {
+        std::vector<const char*> names = {"train-data",
+                                          "steps",
+                                          "global-batch-tokens",
+                                          "dtype",
+                                          "gradient-dtype",
+                                          "moments-dtype",
+                                          "master-dtype",
+                                          "fp8",
+                                          "fp8-history",
+                                          "loss-scale",
+                                          "initial-loss-scale",
+                                          "loss-scale-window",
+                                          "loss-scale-hysteresis",
+                                          "reduce-every",
+                                          "stochastic-rounding",
+                                          "attention",
+                                          "tf32",
+                                          "seed",
+                                          "lr",
+                                          "warmup-steps",
+                                          "lr-schedule",
+                                          "min-lr-fraction",
+                                          "optimizer",
+                                          "weight-decay",
+                                          "grad-clip"};
+        for (const HyperparameterOption& option : hyperparameter_options())
+            names.push_back(option.name.data());
+        return names;
+    }();
+    return all;
+}
 
 }  // namespace
 
@@ -103,9 +109,9 @@ namespace {
 // checkpoint. It keeps those that change the results, and those that say when it validates, samples and saves.
 // The mesh, the device and the use of memory may be others.
 bool is_kept(std::string_view name, bool trains, bool was_given) {
-    constexpr std::array evaluation_settings = {"train-data",          "val-data",  "val-batches",
-                                                "global-batch-tokens", "dtype",     "fp8",
-                                                "fp8-history",         "attention", "tf32"};
+    constexpr std::array evaluation_settings = {
+        "train-data", "val-data", "val-batches", "global-batch-tokens", "dtype", "fp8", "fp8-history",
+        "attention",  "tf32",     "optimizer"};
     constexpr std::array training_settings = {
         "val-every",        "eval-hellaswag", "eval-every",  "eval-examples",   "sample-every",
         "sample-tokens",    "prompt",         "temperature", "top-k",           "top-p",
@@ -113,7 +119,26 @@ bool is_kept(std::string_view name, bool trains, bool was_given) {
     const auto has = [&](const auto& names) { return std::ranges::find(names, name) != names.end(); };
     // Its default depends on the mesh.
     if (name == "reduce-every") return trains && was_given;
-    return has(evaluation_settings) || (trains && (has(step_settings) || has(training_settings)));
+    return has(evaluation_settings) || (trains && (has(step_settings()) || has(training_settings)));
+}
+
+}  // namespace
+
+namespace {
+
+void require_same_optimizer(const CheckpointInfo& checkpoint, const std::string& then,
+                            const Options& options) {
+    const std::vector<std::string> known = optimizer_names();
+    if (std::ranges::find(known, then) == known.end())
+        user_error("{} has --optimizer {}, which this program does not know; use the program that wrote it",
+                   checkpoint.directory.string(), then);
+    if (options.is_given("optimizer") && options.optimizer != then)
+        user_error(
+            "{} has the state of --optimizer {}, with which --optimizer {} cannot go on; leave it out, or "
+            "begin a "
+            "new run from these weights with --init {}",
+            checkpoint.directory.string(), then, options.optimizer,
+            shell_word(checkpoint.directory.string()));
 }
 
 }  // namespace
@@ -122,6 +147,7 @@ void take_checkpoint(Options& options, const Sources& sources) {
     const CheckpointInfo& checkpoint = *sources.checkpoint;
     if (!take_model(options, checkpoint)) return;
     const auto then = nlohmann::ordered_json::parse(checkpoint.configuration);
+    require_same_optimizer(checkpoint, then.value("optimizer", Options().optimizer), options);
     const auto& given = sources.given_then;
     const Options now = options;
     const auto json = to_json(now);
@@ -322,7 +348,7 @@ std::vector<std::string> differences(const CheckpointInfo& checkpoint, const Opt
     }
     if (differs("keep-best") && options.val_every == 0)
         notes.emplace_back("--keep-best is off from now on: it needs validations, and --val-every is 0");
-    for (const char* name : step_settings) {
+    for (const char* name : step_settings()) {
         // The data themselves are compared if the checkpoint has a record of them: they may have been moved.
         if (name == std::string_view("train-data") && options.steps > 0 && !checkpoint.data.empty()) continue;
         // A batch that was not given differs if this mesh cannot share it, and a note says so.

@@ -25,6 +25,7 @@ RunSpec run_spec(const Options& options, const Mesh& mesh, const DeviceSizes& si
             .dtype = options.compute_dtype(),
             .gradient_dtype = options.kept_gradient_dtype(),
             .moments_dtype = options.kept_moments_dtype(),
+            .optimizer = options.optimizer_used().kind,
             .has_master = options.master_dtype != "none",
             .fp8 = options.fp8_scaling(),
             .fp8_dtype = sizes.fp8_dtype(),

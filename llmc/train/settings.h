@@ -229,7 +229,7 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
     setting("gradient-dtype", o.gradient_dtype,
             {"Keep and reduce gradients in this format; bf16 needs --dtype bf16"}, Choices{"fp32", "bf16"});
     setting("moments-dtype", o.moments_dtype,
-            {"Keep AdamW's moments in this format; bf16 is rounded stochastically"},
+            {"Keep the optimizer's moments in this format; bf16 is rounded stochastically"},
             Choices{"fp32", "bf16", "8bit"});
     setting("master-dtype", o.master_dtype,
             {"With --dtype bf16, keep a copy of the weights in fp32, or none and round them stochastically"},
@@ -274,11 +274,12 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
             {"Compare the processes' copies of the state every N steps; 0: never"}, any);
 
     group("Offload");
-    setting("offload-optimizer", o.offload_optimizer,
-            {"Keep AdamW's moments and the master weights in host memory, or on a disk; on GPUs the host "
-             "updates, and "
-             "has the gradients"},
-            Choices{"none", "cpu", "nvme"});
+    setting(
+        "offload-optimizer", o.offload_optimizer,
+        {"Keep the optimizer's moments and the master weights in host memory, or on a disk; on GPUs the host "
+         "updates, and "
+         "has the gradients"},
+        Choices{"none", "cpu", "nvme"});
     setting("offload-parameters", o.offload_parameters,
             {"Keep the layers' parameters in host memory, or on a disk, between their uses"},
             Choices{"none", "cpu", "nvme"});
@@ -307,8 +308,10 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
         {"Give the chunks these numbers of layers, such as 7,6,6,5 (default: balance their cost)", "LIST"},
         any);
 
-    group("Optimizer (AdamW)");
-    setting("lr", o.learning_rate, {"Use learning rate N after warmup (default: depends on --model)"}, any);
+    group("Optimizer");
+    setting("optimizer", o.optimizer, {"Update the weights by this formula"}, optimizer_names());
+    setting("lr", o.learning_rate,
+            {"Use learning rate N after warmup (default: depends on --model and --optimizer)"}, any);
     setting(
         "warmup-steps", o.warmup_steps,
         {"Raise the learning rate over N steps (default: a tenth of --steps, at most 100; 0 if constant)"},
@@ -317,11 +320,14 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
             {"Decay the learning rate this way after warmup; wsd decays linearly in the last fifth"},
             schedule_names());
     setting("min-lr-fraction", o.min_lr_fraction, {"Decay the learning rate to N times --lr"}, any);
-    setting("weight-decay", o.weight_decay,
-            {"Apply weight decay N to matrices and embeddings, not to biases and layernorms"}, any);
-    setting("beta1", o.beta1, {"Decay the first moment by N per step"}, any);
-    setting("beta2", o.beta2, {"Decay the second moment by N per step"}, any);
-    setting("eps", o.eps, {"Add N to the square root of the second moment"}, any);
+    static const std::string decay_help = fmt::format(
+        "Apply weight decay N to matrices and embeddings, not to biases and layernorms (default: {})",
+        default_weight_decays());
+    setting("weight-decay", o.weight_decay, {decay_help.c_str()}, any);
+    for (const HyperparameterOption& option : hyperparameter_options()) {
+        std::visit([&](auto& value) { setting(option.name.data(), value, {option.help.c_str()}, any); },
+                   o.optimizer_options.find(option.name)->second);
+    }
     setting("grad-clip", o.grad_clip, {"Clip the gradient's global norm to N; 0: do not clip"}, any);
 
     setting("stochastic-rounding", o.stochastic_rounding,

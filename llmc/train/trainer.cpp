@@ -47,7 +47,7 @@ Trainer::Trainer(const Options& options, const RunPlan& plan, Device& device, Co
       device_(device),
       world_(world),
       arenas_(device, plan.memory),
-      store_(device, arenas_, plan.store, options.weight_decay, plan.spec.mesh.shard(), scratch),
+      store_(device, arenas_, plan.store, options.weight_decay.value(), plan.spec.mesh.shard(), scratch),
       transfer_(device, store_, world, plan.spec.mesh, plan.parts),
       executor_(*plan.lists, device, groups, store_, bind(plan.activations, arenas_),
                 static_cast<int>(plan.micro_batches), options.overlap_grad_reduce),
@@ -138,15 +138,13 @@ void Trainer::choose_algorithms(std::string_view earlier, std::int64_t prompt_to
 
 Update Trainer::next_update() const {
     const std::int64_t step = progress_.applied() + 1;
-    Update update{.adamw = {.step = step,
-                            .learning_rate = learning_rate(schedule_, step),
-                            .beta1 = options_.beta1,
-                            .beta2 = options_.beta2,
-                            .eps = options_.eps,
-                            .max_grad_norm = options_.grad_clip,
-                            .loss_scale = scaler_.scale()},
+    Update update{.step = {.step = step,
+                           .learning_rate = learning_rate(schedule_, step),
+                           .numbers = options_.numbers_of_optimizer(),
+                           .max_grad_norm = options_.grad_clip,
+                           .loss_scale = scaler_.scale()},
                   .rounding_seed = rounding_seed()};
-    if (store_.dtype_of_moments() == DType::bf16) update.moments_seed = options_.seed;
+    if (store_.dtype_of_moments() == DType::bf16) update.state_seed = options_.seed;
     return update;
 }
 
@@ -242,7 +240,7 @@ StepMetrics Trainer::train_step(TrainingBatches& batches) {
     return {.step = progress_.step,
             .loss = loss,
             .grad_norm = is_skipped ? std::nullopt : std::optional(norm),
-            .learning_rate = update.adamw.learning_rate,
+            .learning_rate = update.step.learning_rate,
             .tokens = tokens(),
             .targets = batches.has_rows() ? std::optional(targets) : std::nullopt,
             .tokens_per_second = global_tokens / elapsed.count(),

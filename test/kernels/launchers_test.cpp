@@ -4,7 +4,6 @@
 #include <utility>
 #include <vector>
 
-#include "llmc/device/cuda/adamw.cuh"
 #include "llmc/device/cuda/bias_gradient.cuh"
 #include "llmc/device/cuda/checksum.h"
 #include "llmc/device/cuda/classifier.cuh"
@@ -13,6 +12,7 @@
 #include "llmc/device/cuda/norm_backward.cuh"
 #include "llmc/device/cuda/norm_forward.cuh"
 #include "llmc/device/cuda/swiglu.cuh"
+#include "llmc/device/cuda/update.cuh"
 #include "test/kernels/kernel_test.h"
 
 namespace kernel_test {
@@ -48,21 +48,21 @@ TYPED_TEST(Launchers, RefuseBlocksThatAreTooLarge) {
                  llmc::ProgrammingError);
 }
 
-TEST(AdamWLauncher, RefusesSegmentsThatItCannotTake) {
+TEST(UpdateLauncher, RefusesSegmentsThatItCannotTake) {
     constexpr std::int64_t n = 64;
     Array<llmc::cuda::bf16> parameters(n);
     Array<float> w(n), m(n), v(n), gradients(n);
     Array<double> norm_squared(1);
-    Array<llmc::AdamWCoefficients> coefficients(1);
-    const auto update = [&](const std::vector<llmc::AdamWSegment>& segments,
+    Array<llmc::StepNumbers<llmc::AdamW>> numbers(1);
+    const auto update = [&](const std::vector<llmc::UpdateSegment>& segments,
                             const std::optional<llmc::StochasticRounding>& rounding = {}) {
-        const llmc::cuda::AdamWBuffers<llmc::cuda::bf16, float, float, float> buffers{
-            parameters.data(), w.data(), m.data(), v.data(), gradients.data()};
-        llmc::cuda::adamw(launch_contexts().front(), buffers, norm_squared.data(), coefficients.data(),
-                          segments, rounding);
+        const llmc::cuda::UpdateBuffers<2, llmc::cuda::bf16, float, float, float> buffers{
+            parameters.data(), w.data(), {m.data(), v.data()}, gradients.data()};
+        llmc::cuda::update(launch_contexts().front(), buffers, norm_squared.data(), numbers.data(), segments,
+                           rounding);
     };
     EXPECT_THROW(update({{8, 16, 0}, {0, 8, 0}}), llmc::ProgrammingError);
-    EXPECT_THROW(update(std::vector<llmc::AdamWSegment>(17, {0, 0, 0})), llmc::ProgrammingError);
+    EXPECT_THROW(update(std::vector<llmc::UpdateSegment>(17, {0, 0, 0})), llmc::ProgrammingError);
     EXPECT_THROW(update({{0, 64, 0}}, llmc::StochasticRounding{1, 2}), llmc::ProgrammingError);
 }
 

@@ -56,7 +56,7 @@ class Model {
         };
         executor_.run(plan_.training, {.load = load, .sequences = 1, .loss_scale = loss_scale});
         const StepResults results = executor_.results();
-        executor_.run(plan_.update, {.update = Update{.adamw = {1, 1e-3, 0.9, 0.95, 1e-8, 1.0}}});
+        executor_.run(plan_.update, {.update = Update{.step = {1, 1e-3, {0.9, 0.95, 1e-8}, 1.0}}});
         return results;
     }
 
@@ -146,15 +146,15 @@ TEST(Replicas, ThatDifferAreNamedByTensorAndRank) {
                             last));
         } else if (sharding.replicas > 1) {
             // The first element of the last shard is in the middle of the unit.
-            if (world().rank() == last) spoil(buffers.m, 0);
+            if (world().rank() == last) spoil(buffers.state[0].values, 0);
             const auto difference = model.difference();
             ASSERT_TRUE(difference);
             EXPECT_NE(difference->find(fmt::format("of rank {} differ from those of rank ", last)),
                       std::string::npos)
                 << *difference;
-            EXPECT_TRUE(difference->starts_with("the first moments h.1.")) << *difference;
+            EXPECT_TRUE(difference->starts_with("the first moment h.1.")) << *difference;
         } else {
-            if (world().rank() == last) spoil(buffers.m, 0);
+            if (world().rank() == last) spoil(buffers.state[0].values, 0);
             EXPECT_EQ(model.difference(), std::nullopt);
         }
     }

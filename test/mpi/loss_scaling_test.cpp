@@ -45,7 +45,7 @@ std::vector<float> state(ParameterStore& store) {
     for (int unit = 0; unit < store.units(); ++unit) {
         if (!store.has(unit)) continue;
         const UnitBuffers& buffers = store.buffers(unit);
-        for (const Tensor& tensor : {buffers.master, buffers.m, buffers.v}) {
+        for (const Tensor& tensor : {buffers.master, buffers.state[0].values, buffers.state[1].values}) {
             const auto all = tensor.span<float>();
             values.insert(values.end(), all.begin(), all.end());
         }

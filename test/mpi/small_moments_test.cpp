@@ -39,7 +39,7 @@ double largest_update(const TokenSource& source, std::vector<const char*> option
         for (int unit = 0; unit < store.units(); ++unit) {
             std::vector<float>& was = before[static_cast<std::size_t>(unit)];
             now.resize(static_cast<std::size_t>(store.elements(unit)));
-            store.read(unit, &UnitBuffers::master, now);
+            store.read(unit, Kept::master, now);
             for (std::size_t i = 0; step > 1 && i < now.size(); ++i)
                 largest = std::max(largest, std::fabs(double{now[i]} - was[i]) / learning_rate);
             was = now;
@@ -87,12 +87,12 @@ TEST(SmallMoments, OfEarlierProgramsGoOn) {
     first[5] = 0.25F;
     first[6] = -0.5F;
     second[6] = 1.0F;
-    store.set_moments(unit, &UnitBuffers::m, first);
-    store.set_moments(unit, &UnitBuffers::v, second);
+    store.set_state(unit, Kept::state1, first);
+    store.set_state(unit, Kept::state2, second);
     const std::string file = testing::TempDir() + "moments_of_earlier_programs.safetensors";
-    save_moments(file, store, run.trainer().transfer(), false);
-    load_moments(file, store, run.trainer().transfer());
-    store.read(unit, &UnitBuffers::v, read);
+    save_state(file, store, run.trainer().transfer(), false);
+    load_state(file, store, run.trainer().transfer());
+    store.read(unit, Kept::state2, read);
     second[5] = 0.0625F;
     EXPECT_EQ(read, second);
 }

@@ -77,8 +77,9 @@ void expect_replicas_alike(const ParameterStore& store, const MeshGroups& groups
             expect_like_first(groups.data(), own.parameters, "parameters of data ranks");
     }
     for (const auto& [unit, stages] : groups.tied()) {
-        for (const auto flat : {&UnitBuffers::parameter_shard, &UnitBuffers::m, &UnitBuffers::v})
-            expect_like_first(*stages, store.buffers(unit).*flat, "what stages share");
+        const UnitBuffers& own = store.buffers(unit);
+        for (const Tensor& tensor : {own.parameter_shard, own.state[0].values, own.state[1].values})
+            expect_like_first(*stages, tensor, "what stages share");
     }
 }
 
@@ -196,7 +197,7 @@ TrainingResult train(Communicator& ranks, const TrainingSetting& setting) {
                                      .sequences = plan.micro_batch,
                                      .loss_scale = 1.0F / static_cast<float>(tokens),
                                      .update = pending});
-        pending = Update{.adamw = {step, learning_rate, 0.9, 0.95, 1e-8, 1.0}};
+        pending = Update{.step = {step, learning_rate, {0.9, 0.95, 1e-8}, 1.0}};
         const StepResults results = executor.results();
         result.losses.push_back(results.loss_sum);
         result.norms.push_back(results.norm_squared);
@@ -221,9 +222,9 @@ TrainingResult train(Communicator& ranks, const TrainingSetting& setting) {
 
     if (setting.reads) read(ranks, model, plan, executor, result);
     UnitTransfer transfer(device(), store, ranks, mesh, plan.parts);
-    for (const auto flat : {&UnitBuffers::master, &UnitBuffers::m, &UnitBuffers::v}) {
+    for (const Kept kept : {Kept::master, Kept::state1, Kept::state2}) {
         for (int unit = 0; unit < store.units(); ++unit) {
-            const std::span<const float> values = transfer.collect(unit, flat);
+            const std::span<const float> values = transfer.collect(unit, kept);
             const auto elements = transfer.units()[static_cast<std::size_t>(unit)].elements();
             if (transfer.is_root())
                 result.state.insert(result.state.end(), values.begin(), values.begin() + elements);

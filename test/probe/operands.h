@@ -315,13 +315,20 @@ class Operands {
         if constexpr (std::is_same_v<T, StochasticRounding>) {
             if (values.size() != 2) user_error("the input {} is not a seed and the first element", name);
             return {.seed = static_cast<std::uint64_t>(integer(0)), .first_element = integer(1)};
+        } else if constexpr (std::is_same_v<T, decltype(UpdateStep::numbers)>) {
+            T numbers{};
+            if (values.size() > numbers.size()) user_error("the input {} has too many numbers", name);
+            std::ranges::copy(values, numbers.begin());
+            return numbers;
         } else if constexpr (requires { typename T::value_type; } &&
-                             !std::is_same_v<T, std::span<const AdamWSegment>>) {
+                             !std::is_same_v<T, std::span<const UpdateSegment>>) {
             return number<typename T::value_type>(name, values);
-        } else if constexpr (std::is_same_v<T, std::span<const AdamWSegment>>) {
-            if (values.size() % 4 != 0) user_error("the input {} is not begin, end, decay, in_small", name);
-            for (std::size_t i = 0; i < values.size(); i += 4)
-                segments_.push_back({integer(i), integer(i + 1), values[i + 2], integer(i + 3)});
+        } else if constexpr (std::is_same_v<T, std::span<const UpdateSegment>>) {
+            if (values.size() % 5 != 0)
+                user_error("the input {} is not begin, end, decay, in_packed, factor", name);
+            for (std::size_t i = 0; i < values.size(); i += 5)
+                segments_.push_back(
+                    {integer(i), integer(i + 1), values[i + 2], integer(i + 3), values[i + 4]});
             return segments_;
         } else {
             if (values.size() != 1) user_error("the input {} is not one number", name);
@@ -350,7 +357,7 @@ class Operands {
     Workspace& workspace_;
     std::map<std::string, Operand, std::less<>> operands_;
     std::set<std::string, std::less<>> used_;  // inputs
-    std::vector<AdamWSegment> segments_;
+    std::vector<UpdateSegment> segments_;
 };
 
 }  // namespace llmc::probe

@@ -84,7 +84,7 @@ class Model {
     // One step on a batch of T+1 tokens per sequence. Returns the mean loss before the update. With `update`
     // false, the gradients are computed and the weights do not change.
     // `number` and `gradient_seed` are those of StepInput.
-    double step(std::span<const std::int32_t> tokens, bool update, const AdamWStep& adamw = {},
+    double step(std::span<const std::int32_t> tokens, bool update, const UpdateStep& numbers = {},
                 std::optional<std::uint64_t> rounding_seed = {}, std::optional<std::int64_t> number = {},
                 std::uint64_t gradient_seed = 0) {
         const std::int64_t T = plan_.spec.model.sequence_length, B = plan_.micro_batch;
@@ -102,11 +102,11 @@ class Model {
         executor_.run(plan_.training, {.load = load,
                                        .sequences = B,
                                        .step = number,
-                                       .loss_scale = static_cast<float>(adamw.loss_scale / tokens_in_all),
+                                       .loss_scale = static_cast<float>(numbers.loss_scale / tokens_in_all),
                                        .gradient_seed = gradient_seed});
         const double loss = executor_.results().loss_sum / tokens_in_all;
         if (update)
-            executor_.run(plan_.update, {.update = Update{.adamw = adamw, .rounding_seed = rounding_seed}});
+            executor_.run(plan_.update, {.update = Update{.step = numbers, .rounding_seed = rounding_seed}});
         return loss;
     }
 
@@ -141,7 +141,7 @@ class Model {
     double norm_squared() const { return executor_.results().norm_squared; }
 
     void save_gradients(const std::filesystem::path& file) {
-        save_tensors(file, store_, transfer_, &UnitBuffers::updated_gradients, false);
+        save_tensors(file, store_, transfer_, Kept::gradients, false);
     }
 
   private:

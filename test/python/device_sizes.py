@@ -34,7 +34,7 @@ class Case:
         return places[0][2] % 8 == 0 and places[0][2] <= 128 and self.whole(*(first for first, _, _ in places)) and self.rows("q", "k", "v")
 
     def segments(self):
-        """AdamW's kernels take four elements at a time."""
+        """The update's kernels take four elements at a time."""
         return all(begin % 4 == 0 and end % 4 == 0 for begin, end, *_ in self.inputs["segments"])
 
     def has(self, name):
@@ -69,7 +69,7 @@ TAKES = {
     "fused_classifier": lambda case: case.rows("logits"),
     # Gradients are kept in fp32 or bf16.
     "global_norm_squared": lambda case: case.dtype != "fp16",
-    "adamw": lambda case: case.segments() and not case.has("gradients:fp16"),
+    "optimizer_update": lambda case: case.segments() and not case.has("gradients:fp16"),
     "fill": lambda case: case.dtype != "fp64" or case.inputs["value"] == 0,
     "quantise": lambda case: False,  # its products read bytes
 }

@@ -21,7 +21,7 @@ from reference_ops import (
     layernorm_forward, matmul_backward, matmul_forward)
 from reference_fp8 import fp8_matmul_backward, fp8_matmul_forward, quantise_to_bytes
 from reference_heads import head_norm_backward, head_norm_backward_sums, head_norm_forward, head_norm_sums, rope
-from reference_updates import accumulate, adamw, add, all_finite, amax, cast, copy, fill, global_norm_squared, quantise, sum_fp64
+from reference_updates import accumulate, add, all_finite, amax, cast, copy, fill, global_norm_squared, optimizer_update, quantise, sum_fp64
 
 
 @dataclasses.dataclass
@@ -195,8 +195,8 @@ OPERATIONS = {
         [of(values=[0.7], cap=1.0), of(3, 13, 37, cap=30.0), of(4, 64, 128, cap=15.0, in_place=True)]),
     "global_norm_squared": Operation(global_norm_squared, [of(1)], [of(2), of(13)]),
     "sum": Operation(sum_fp64, [of(1), of(3, 5)], [of(1025), of(13, 37), of(100_000), of(262_145)], dtypes=("fp32",)),
-    "adamw": Operation(
-        adamw,
+    "optimizer_update": Operation(
+        optimizer_update,
         [of(12, [(0, 5, 0.1), (5, 9, 0.0)], max_grad_norm=0.05), of(8, [(1, 8, 0.1)], max_grad_norm=1.0, norm_squared=math.inf),
          of(12, [(0, 5, 0.1), (5, 9, 0.0)], max_grad_norm=0.05, gradients_in_x=True, rounding=(7, 128))],
         [of(12, [(0, 5, 0.1), (5, 9, 0.0)], max_grad_norm=0.0, step=1), of(37, [(0, 37, 0.01)], max_grad_norm=100.0, step=10),
@@ -215,7 +215,16 @@ OPERATIONS = {
          *(of(1024, [(0, 300, 0.1), (512, 1000, 0.0)], max_grad_norm=limit, loss_scale=2.0**-3, moments="uint8", small=0, rounding=rounding)
            for limit, rounding in ((1.0, None), (0.0, (7, 128)))),
          of(512, [(0, 512, 0.1)], max_grad_norm=1.0, norm_squared=math.inf, moments="uint8"),
-         of(512, [(0, 512, 0.1)], max_grad_norm=1.0, norm_squared=math.inf, moments="bf16")]),
+         of(512, [(0, 512, 0.1)], max_grad_norm=1.0, norm_squared=math.inf, moments="bf16"),
+         of(2560, [(0, 300, 0.1), (512, 2500, 0.0)], max_grad_norm=1.0, factors=[0.5, 3.0]),
+         *(of(1024, [(0, 300, 0.1), (512, 1000, 0.0)], max_grad_norm=1.0, optimizer=optimizer, moments=moments, factors=[0.5, 1.0],
+              rounding=rounding, has_master=has_master, gradients_in_x=in_x, small=0 if moments == "uint8" else None, step=step)
+           for optimizer in ("lion", "sgd") for moments in ("fp32", "bf16", "uint8") for has_master, in_x, rounding, step in
+           ((True, False, None, 1), (True, True, None, 3), (False, False, (7, 128), 3))),
+         *(of(8208, [(0, 4100, 0.1), (4100, 8208, 0.0)], max_grad_norm=0.05, optimizer=optimizer, loss_scale=2.0**10)
+           for optimizer in ("lion", "sgd")),
+         *(of(37, [(0, 5, 0.1), (5, 37, 0.0)], max_grad_norm=0.0, optimizer="sgd", nesterov=True, step=step) for step in (1, 3)),
+         of(1024, [(0, 1024, 0.1)], max_grad_norm=1.0, optimizer="sgd", nesterov=True)]),
     "cast": Operation(cast, [of(5)], [of(3, 37), of(5000), of(5000, half="fp16"), of(MANY)]),
     "copy": Operation(copy, [of(5)], [of(3, 37), of(1), of(1000), of(4, 64, 128)],
                       dtypes=("fp32", "bf16", "fp64", "int32")),

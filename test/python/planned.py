@@ -44,6 +44,7 @@ def random_options(draw, most_ranks, tiers=(), folder=None):
     options += draw.choice([[], ["--reduce-every=step"], ["--reduce-every=micro-batch"]])
     options += draw.choice([["--dtype=fp32"], ["--dtype=fp16"], ["--dtype=bf16"], ["--dtype=bf16", "--gradient-dtype=bf16"],
                             ["--dtype=bf16", "--master-dtype=none"]])
+    options.append(f"--optimizer={draw.choice(['adamw', 'lion', 'sgd'])}")
     moments = draw.choice(["fp32", "bf16", "8bit"])
     options.append(f"--moments-dtype={moments}")
     for what in ("optimizer", "parameters"):

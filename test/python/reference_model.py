@@ -89,9 +89,25 @@ def loss_and_gradients(weights, model, tokens, **options):
     return value.item(), dict(zip(leaves, gradients))
 
 
+class Lion(torch.optim.Optimizer):
+    """Chen et al., "Symbolic discovery of optimization algorithms", 2023, algorithm 2. PyTorch has none."""
+
+    def __init__(self, groups, lr, betas=(0.9, 0.99)):
+        super().__init__(groups, {"lr": lr, "betas": betas, "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            (beta1, beta2), rate = group["betas"], group["lr"]
+            for p in group["params"]:
+                momentum = self.state[p].setdefault("exp_avg", torch.zeros_like(p))
+                p.mul_(1 - rate * group["weight_decay"]).sub_(rate * torch.sign(beta1 * momentum + (1 - beta1) * p.grad))
+                momentum.mul_(beta2).add_(p.grad, alpha=1 - beta2)
+
+
 def train(weights, model, batches, lr, weight_decay=0.0, betas=(0.9, 0.999), eps=1e-8, grad_clip=0.0, lr_factor=None,
-          gradients_of=None, **options):
-    """AdamW over a list of batches. `lr_factor` is a function of the step, from 0 on, that multiplies the rate.
+          gradients_of=None, make_optimizer=None, **options):
+    """AdamW over a list of batches, or what `make_optimizer` makes of groups of parameters and the rate. `lr_factor` is a function of the step, from 0 on, that multiplies the rate.
 
     `gradients_of` is a function of the weights and a batch. It gives the loss and a gradient of each weight, instead of the
     exact ones. Returns the losses before each update, the gradient norms, and the final weights.
@@ -99,7 +115,7 @@ def train(weights, model, batches, lr, weight_decay=0.0, betas=(0.9, 0.999), eps
     leaves = {name: torch.nn.Parameter(weight.clone()) for name, weight in weights.items()}
     groups = [{"params": [p for p in leaves.values() if p.dim() >= 2], "weight_decay": weight_decay},
               {"params": [p for p in leaves.values() if p.dim() < 2], "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps)
+    optimizer = make_optimizer(groups, lr) if make_optimizer else torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lr_factor or (lambda step: 1.0))
     losses, norms = [], []
     for batch in batches:

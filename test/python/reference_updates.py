@@ -31,11 +31,16 @@ def sum_fp64(make, *shape):
                      {"out": Bounded(np.array([exact]), 1.01 * x.size * 2.0**-53 * magnitude)})
 
 
-def adamw(make, n, segments, max_grad_norm, step=3, norm_squared=None, gradients_in_x=False, rounding=None, moments="fp32",
-          has_master=True, loss_scale=1.0, small=None):
-    """`segments`: begin, end, weight decay. `norm_squared` replaces the gradients' squared norm; if it is not finite, nothing may
-    change. `rounding`: the seed and the first element of stochastic rounding. `moments` in 8 bits of the segment number `small`
-    are in fp32."""
+# By optimizer: the hyperparameters, and whether each tensor of its state has a sign.
+OPTIMIZERS = {"adamw": ({"beta1": 0.9, "beta2": 0.95, "eps": 1e-8}, (True, False)), "lion": ({"beta1": 0.9, "beta2": 0.99}, (True,)),
+              "sgd": ({"momentum": 0.9, "nesterov": 0.0}, (True,))}
+
+
+def optimizer_update(make, n, segments, max_grad_norm, optimizer="adamw", step=3, norm_squared=None, gradients_in_x=False, rounding=None,
+                     moments="fp32", has_master=True, loss_scale=1.0, small=None, factors=None, nesterov=False):
+    """`segments`: begin, end, weight decay. `factors`: of their learning rates. `norm_squared` replaces the gradients' squared norm; if it
+    is not finite, nothing may change. `rounding`: the seed and the first element of stochastic rounding. State in 8 bits of the segment
+    number `small` is in fp32."""
     X, rounding = make.dtype, rounding if make.dtype == "bf16" else None
     has_master = has_master or not rounding
     f = lambda x: float(np.float32(x))
@@ -50,38 +55,45 @@ def adamw(make, n, segments, max_grad_norm, step=3, norm_squared=None, gradients
         gradients = make.rounded(gradients) if gradients_in_x else gradients
     gradients[~covered] = 0.0
     # Padding does not change. It is small, so that it does not hide an error in the norm of the whole.
-    first = np.where(covered, 0.1 if step > 1 else 0.0, 1e-4) * make.random.standard_normal(n)
-    second = np.where(covered, 0.01 if step > 1 else 0.0, 1e-4) * make.random.standard_normal(n)**2
+    scales = lambda scale: np.where(covered, scale if step > 1 else 0.0, 1e-4)
+    numbers, signs = OPTIMIZERS[optimizer]
+    state = [scales(0.1) * make.random.standard_normal(n) if has_sign else scales(0.01) * make.random.standard_normal(n)**2 for has_sign in signs]
+    if optimizer != "adamw":  # no momentum and no gradient
+        state[0][1::5] = gradients[1::5] = 0.0
     squares = np.array([(gradients**2).sum() if norm_squared is None else norm_squared])
-    numbers = {"step": step, "learning_rate": f(2e-3), "beta1": f(0.9), "beta2": f(0.95), "eps": f(1e-8),
-               "max_grad_norm": max_grad_norm, "loss_scale": loss_scale}
+    numbers = {"step": step, "learning_rate": f(2e-3), **{name: f(x) for name, x in numbers.items()}, "max_grad_norm": max_grad_norm,
+               "loss_scale": loss_scale}
+    numbers |= {"nesterov": float(nesterov)} if optimizer == "sgd" else {}
+    of_formula = [numbers[name] for name in OPTIMIZERS[optimizer][0]]
     begins_small = [0 if k == small else -1 for k in range(len(segments))]
-    inputs = {name: np.array([float(x)]) for name, x in numbers.items()}
-    inputs |= {f"gradients:{X if gradients_in_x else 'fp32'}": gradients, "norm_squared": squares,
-               "segments": np.array([[b, e, f(decay), place] for (b, e, decay), place in zip(segments, begins_small)])}
+    factors = factors or len(segments) * [1.0]
+    inputs = {name: np.array([float(numbers[name])]) for name in ("step", "learning_rate", "max_grad_norm", "loss_scale")}
+    inputs |= {"optimizer": np.array([float(list(OPTIMIZERS).index(optimizer))]), "numbers": np.array(of_formula),
+               f"gradients:{X if gradients_in_x else 'fp32'}": gradients, "norm_squared": squares,
+               "segments": np.array([[b, e, f(decay), place, factor] for (b, e, decay), place, factor in zip(segments, begins_small, factors)])}
     if rounding:
         inputs["rounding"] = np.array(rounding, dtype=np.float64)
     if moments == "bf16":
-        inputs["rounding_of_moments"] = np.array([11, 256], dtype=np.float64)
+        inputs["rounding_of_state"] = np.array([11, 256], dtype=np.float64)
 
     # The state before the call: what the device holds, and the numbers that these are.
     is_small = np.zeros(n, dtype=bool)
+    held = {}
     if moments == "uint8":
         if small is not None:
             is_small[slice(*segments[small][:2])] = True
-        of_small = {name: to_fp32(x[is_small]) for name, x in (("small_m", first), ("small_v", second))}
-        held, first, second = {}, *(np.where(is_small, to_fp32(x), 0.0) for x in (first, second))
-        for name, x, table in (("m", first, FIRST_MOMENTS), ("v", second, SECOND_MOMENTS)):
-            full = make.random.standard_normal(n) * 0.1 if name == "m" else make.random.standard_normal(n)**2 * 0.01
+        for number, has_sign in enumerate(signs):
+            x, table = state[number], table_of_8_bits(has_sign)
+            full = make.random.standard_normal(n) * 0.1 if has_sign else make.random.standard_normal(n)**2 * 0.01
             amax = to_fp32(abs(full).reshape(-1, BLOCK).max(-1))
             entries = entry_of(full / np.repeat(amax, BLOCK), table)  # those of the small tensor count as 0
             entries[::7] = np.searchsorted(table, 0.0)
-            held |= {f"{name}:uint8": entries, f"{name}_amax": amax}
-            x += np.where(is_small, 0.0, table[entries] * np.repeat(amax, BLOCK))
-        held |= of_small if small is not None else {}
+            held |= {f"state{number + 1}:uint8": entries, f"amax{number + 1}": amax}
+            held |= {f"packed{number + 1}": to_fp32(x[is_small])} if small is not None else {}
+            state[number] = np.where(is_small, to_fp32(x), table[entries] * np.repeat(amax, BLOCK))
     else:
-        first, second = ((to_bf16 if moments == "bf16" else to_fp32)(x) for x in (first, second))
-        held = {f"m:{moments}": first, f"v:{moments}": second}
+        state = [(to_bf16 if moments == "bf16" else to_fp32)(x) for x in state]
+        held = {f"state{number + 1}:{moments}": x for number, x in enumerate(state)}
     held |= {f"master:{'fp32' if has_master else X}": weights}
     if X == "fp32" or not has_master:
         inputs["parameters=master"] = np.ones(1)
@@ -92,10 +104,13 @@ def adamw(make, n, segments, max_grad_norm, step=3, norm_squared=None, gradients
         unchanged = {name.split(":")[0]: x for name, x in held.items()}
         return make_case(inputs, unchanged, unchanged)
 
-    exact = torch_adamw(weights, first, second, gradients, segments, numbers, squares[0])
+    parts = [(begin, end, f(decay), numbers["learning_rate"] * factor) for (begin, end, decay), factor in zip(segments, factors)]
     # A number in 8 bits is the product of an entry and the greatest magnitude.
     rounded = lambda x: Bounded(x, bounded.UNIT * abs(x) * (moments == "uint8") * ~is_small)
-    derived = adamw_formula(weights, rounded(first), rounded(second), gradients, segments, numbers, Bounded(squares)[0])
+    derived = update_formula(optimizer, weights, [rounded(x) for x in state], gradients, parts, numbers, Bounded(squares)[0])
+    # torch has no Lion.
+    exact = ({name: x.value for name, x in derived.items()} if optimizer == "lion"
+             else torch_update(optimizer, weights, state, gradients, parts, numbers, squares[0]))
     results, bounds = {}, {}
     # Rounding away from the nearest number doubles the error, up to the whole distance of two bf16 numbers.
     twice = lambda x: Bounded(x.value, np.where(covered, x.error + 2 * (x.stored("bf16").error - x.error), 0.0))
@@ -104,62 +119,90 @@ def adamw(make, n, segments, max_grad_norm, step=3, norm_squared=None, gradients
         results["parameters"] = np.where(covered, exact["master"], held["parameters"])
         stored = twice(derived["master"]) if rounding else derived["master"].stored(X)
         bounds["parameters"] = Bounded(results["parameters"], np.where(covered, stored.error, 0.0))
-    for name, table in (("m", FIRST_MOMENTS), ("v", SECOND_MOMENTS)):
+    for number, has_sign in enumerate(signs):
+        name = f"state{number + 1}"
         if moments != "uint8":
             results[name], bounds[name] = exact[name], twice(derived[name]) if moments == "bf16" else derived[name]
             continue
         in_8_bits = Bounded(np.where(is_small, 0.0, exact[name]), np.where(is_small, 0.0, derived[name].error))
-        of_blocks, of_entries = stored_in_8_bits(in_8_bits, table)
-        results |= {name: of_entries.value, f"{name}_amax": of_blocks.value}
-        bounds |= {name: of_entries, f"{name}_amax": of_blocks}
+        of_blocks, of_entries = stored_in_8_bits(in_8_bits, table_of_8_bits(has_sign))
+        results |= {name: of_entries.value, f"amax{number + 1}": of_blocks.value}
+        bounds |= {name: of_entries, f"amax{number + 1}": of_blocks}
         if small is not None:
-            results[f"small_{name}"] = exact[name][is_small]
-            bounds[f"small_{name}"] = Bounded(derived[name].value[is_small], derived[name].error[is_small])
+            results[f"packed{number + 1}"] = exact[name][is_small]
+            bounds[f"packed{number + 1}"] = Bounded(derived[name].value[is_small], derived[name].error[is_small])
     return make_case(inputs, results, bounds)
 
 
-def torch_adamw(weights, m, v, gradients, segments, numbers, squares):
+def torch_update(optimizer, weights, state, gradients, parts, numbers, squares):
+    """`parts`: begin, end, weight decay, learning rate."""
     scale, limit = numbers["loss_scale"], numbers["max_grad_norm"]
-    parameters = [torch.nn.Parameter(torch.tensor(weights[b:e])) for b, e, _ in segments]
-    groups = [{"params": [p], "weight_decay": float(np.float32(s[2]))} for p, s in zip(parameters, segments)]
-    optimizer = torch.optim.AdamW(groups, lr=numbers["learning_rate"], betas=(numbers["beta1"], numbers["beta2"]), eps=numbers["eps"])
+    parameters = [torch.nn.Parameter(torch.tensor(weights[begin:end])) for begin, end, *_ in parts]
+    groups = [{"params": [p], "weight_decay": decay, "lr": rate} for p, (_, _, decay, rate) in zip(parameters, parts)]
+    if optimizer == "adamw":
+        made = torch.optim.AdamW(groups, betas=(numbers["beta1"], numbers["beta2"]), eps=numbers["eps"])
+    else:
+        made = torch.optim.SGD(groups, lr=1.0, momentum=numbers["momentum"], nesterov=numbers["nesterov"] != 0)
+    names = ("exp_avg", "exp_avg_sq") if optimizer == "adamw" else ("momentum_buffer",)
     clip = min(1.0, limit / (math.sqrt(squares) / scale + 1e-6)) if limit > 0 else 1.0
-    for parameter, (begin, end, _) in zip(parameters, segments):
+    for parameter, (begin, end, *_) in zip(parameters, parts):
         parameter.grad = torch.tensor(clip / scale * gradients[begin:end])
-        optimizer.state[parameter] = {"step": torch.tensor(numbers["step"] - 1.0), "exp_avg": torch.tensor(m[begin:end]),
-                                      "exp_avg_sq": torch.tensor(v[begin:end])}
-    optimizer.step()
-    results = {"master": weights.copy(), "m": m.copy(), "v": v.copy()}
-    for parameter, (begin, end, _) in zip(parameters, segments):
-        state = optimizer.state[parameter]
-        for name, x in (("master", parameter), ("m", state["exp_avg"]), ("v", state["exp_avg_sq"])):
-            results[name][begin:end] = x.detach().numpy()
+        made.state[parameter] = {name: torch.tensor(x[begin:end]) for name, x in zip(names, state)}
+        made.state[parameter] |= {"step": torch.tensor(numbers["step"] - 1.0)} if optimizer == "adamw" else {}
+    made.step()
+    results = {"master": weights.copy(), **{f"state{k + 1}": x.copy() for k, x in enumerate(state)}}
+    for parameter, (begin, end, *_) in zip(parameters, parts):
+        results["master"][begin:end] = parameter.detach().numpy()
+        for number, name in enumerate(names):
+            results[f"state{number + 1}"][begin:end] = made.state[parameter][name].detach().numpy()
     return results
 
 
-def adamw_formula(weights, m, v, gradients, segments, numbers, norm_squared):
-    """ops.h's formula. m and v are Bounded."""
-    beta1, beta2, step, scale = (numbers[name] for name in ("beta1", "beta2", "step", "loss_scale"))
-    values = {"master": weights.copy(), "m": m.value.copy(), "v": v.value.copy()}
-    errors = {"master": np.zeros_like(weights), "m": m.error.copy(), "v": v.error.copy()}
+def update_formula(optimizer, weights, state, gradients, parts, numbers, norm_squared):
+    """Those of llmc/optim. `state` is Bounded."""
+    scale = numbers["loss_scale"]
+    before = {"master": Bounded(weights), **{f"state{k + 1}": x for k, x in enumerate(state)}}
+    values = {name: x.value.copy() for name, x in before.items()}
+    errors = {name: np.where(np.zeros(len(weights), bool), 0.0, x.error) for name, x in before.items()}
     clip = 1.0
     if numbers["max_grad_norm"] > 0:
         clip = bounded.minimum(numbers["max_grad_norm"] / (bounded.sqrt(norm_squared) * (1 / scale) + constant(1e-6)), 1.0)
-    for begin, end, decay in segments:
+    formula = {"adamw": adamw, "lion": lion, "sgd": sgd}[optimizer]
+    for begin, end, decay, rate in parts:
         part = lambda x: Bounded(x.value[begin:end], x.error[begin:end])
         g = Bounded(gradients[begin:end]) * (clip * (1 / scale))
-        first = beta1 * part(m) + constant(1 - beta1) * g
-        second = beta2 * part(v) + constant(1 - beta2) * (g * g)
-        # The bias corrections are as accurate as fp32 allows: 1 - beta^step must be computed in fp64, because it cancels in fp32.
-        b1, b2 = constant(1 - beta1**step), constant(1 - beta2**step)
-        w = (Bounded(weights[begin:end]) * (1.0 - numbers["learning_rate"] * constant(float(np.float32(decay))))
-             - numbers["learning_rate"] / b1 * first / (bounded.sqrt(second) / bounded.sqrt(b2) + numbers["eps"]))
-        for name, x in (("master", w), ("m", first), ("v", second)):
+        updated = formula(part(before["master"]), g, [part(x) for x in before.values()][1:], decay, rate, numbers)
+        for name, x in zip(before, updated):
             values[name][begin:end], errors[name][begin:end] = x.value, x.error
     return {name: Bounded(values[name], errors[name]) for name in values}
 
 
-# ---- numbers in 8 bits (device/eight_bit_moments.h)
+def adamw(w, g, state, decay, rate, numbers):
+    beta1, beta2, step = (numbers[name] for name in ("beta1", "beta2", "step"))
+    first = beta1 * state[0] + constant(1 - beta1) * g
+    second = beta2 * state[1] + constant(1 - beta2) * (g * g)
+    # The bias corrections are as accurate as fp32 allows: 1 - beta^step must be computed in fp64, because it cancels in fp32.
+    b1, b2 = constant(1 - beta1**step), constant(1 - beta2**step)
+    w = w * (1.0 - rate * constant(decay)) - rate / b1 * first / (bounded.sqrt(second) / bounded.sqrt(b2) + numbers["eps"])
+    return w, first, second
+
+
+def lion(w, g, state, decay, rate, numbers):
+    beta1, beta2 = numbers["beta1"], numbers["beta2"]
+    u = beta1 * state[0] + constant(1 - beta1) * g
+    # Where rounding may change the sign, it may be any. Of zeros it is zero.
+    unsure = (abs(u.value) <= u.error) & ((state[0].value != 0) | (g.value != 0))
+    sign = Bounded(np.sign(u.value), np.where(unsure, 1 + abs(np.sign(u.value)), 0.0))
+    return w * (1.0 - rate * constant(decay)) - constant(rate) * sign, beta2 * state[0] + constant(1 - beta2) * g
+
+
+def sgd(w, g, state, decay, rate, numbers):
+    g = g + constant(decay) * w
+    momentum = numbers["momentum"] * state[0] + g
+    return w - constant(rate) * (g + numbers["momentum"] * momentum if numbers["nesterov"] else momentum), momentum
+
+
+# ---- numbers in 8 bits (device/eight_bit_state.h)
 
 BLOCK = 256
 
@@ -174,9 +217,6 @@ def table_of_8_bits(has_sign):
     if has_sign:
         table[0] = -1.0
     return table
-
-
-FIRST_MOMENTS, SECOND_MOMENTS = table_of_8_bits(True), table_of_8_bits(False)
 
 
 def entry_of(shares, table):

@@ -331,7 +331,7 @@ esac
     tools = tool(tmp_path, "compute-sanitizer", """
 case $* in
     *memcheck*) printf '========= Error: Device not supported. Please refer to it\\n========= ERROR SUMMARY: 0 errors\\n' ;;
-    *racecheck*adamw*) echo 'killed in the middle'; exit 9 ;;
+    *racecheck*optimizer_update*) echo 'killed in the middle'; exit 9 ;;
     *racecheck*Ptx*) echo '========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)' ;;
     *) printf '========= Error: Race reported between Write access\\n========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)\\n' ;;
 esac
@@ -344,12 +344,12 @@ esac
     assert "Lab.wrong.c" in found["Lab.wrong"]["detail"] and "1 too large" in found["Lab.wrong"]["detail"]
     assert "element 3 is 1" in found["operation rope"]["detail"] and found["operation rope"]["status"] == "failed"
     assert "other bits on the CPU" in found["operation accumulate"]["detail"]
-    assert found["operation adamw"]["status"] == "passed" and found["operation adamw"]["cases"] > 30
+    assert found["operation optimizer_update"]["status"] == "passed" and found["operation optimizer_update"]["cases"] > 30
     memcheck = [line for name, line in found.items() if "memcheck" in name]
     assert {line["status"] for line in memcheck} == {"skipped"} and any("Device not supported" in line["detail"] for line in memcheck)
     assert found["compute-sanitizer racecheck, Ptx*"]["status"] == "passed"
     assert "Race reported between Write" in found["compute-sanitizer racecheck, matmul_backward"]["detail"]
-    cut = found["compute-sanitizer racecheck, adamw"]
+    cut = found["compute-sanitizer racecheck, optimizer_update"]
     assert cut["status"] == "failed" and cut["detail"] == "it ended without a summary, with status 9: killed in the middle"
 
 

@@ -67,8 +67,8 @@ BY_ARITHMETIC = "the kernel is bound by fp32's arithmetic"
 IN_8_BITS = "four elements: 8 bytes of bf16 beside 4 of fp8, so that a warp's access is contiguous in both"
 NARROW = {
     **{f"{kernel} {what}": IN_8_BITS for kernel in ("quantise_kernel", "quantise_transpose_kernel3") for what in ("reads", "writes")},
-    "adamw_eight_bit_kernel1 reads": OF_BYTES,
-    "adamw_eight_bit_kernel1 writes": OF_BYTES,
+    "update_eight_bit_kernel1 reads": OF_BYTES,
+    "update_eight_bit_kernel1 writes": OF_BYTES,
     "bias_gradient_kernel4 writes": A_FEW,
     "bias_gradient_total_kernel4 reads": A_FEW,
     "bias_gradient_total_kernel4 writes": A_FEW,
@@ -98,8 +98,8 @@ NARROW = {
 # Kernels that move more bf16 numbers one by one than a loop's last few.
 ONE_BY_ONE = NARROW | {"matmul_forward_kernel6 reads": "the bias, once for a tile"}
 # Only in these kernels does an access of 8 bytes count as wide: four bf16 numbers go with four fp32 numbers of 16 bytes.
-BF16_BESIDE_FP32 = {"accumulate_kernel4", "adamw_eight_bit_kernel1", "adamw_kernel4", "attention_backward_keys_kernel2", "attention_backward_queries_kernel2",
-                    "cast_kernel3", "rope_quads_kernel3"}
+BF16_BESIDE_FP32 = {"accumulate_kernel4", "update_eight_bit_kernel1", "attention_backward_keys_kernel2", "attention_backward_queries_kernel2",
+                    "cast_kernel3", "rope_quads_kernel3", "update_kernel4"}
 VECTOR = re.compile(r"(?:\.v(\d))?\.[a-z](\d+)$")
 
 

@@ -91,7 +91,7 @@ def test_gelu_of_a_product_is_made_of_the_stored_pre_gelu(tmp_path, seed, op, de
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=simulated.NEEDED)])
 def test_bf16_parameters_are_the_rounded_master(tmp_path, seed, device):
     """In every bit; the tests above accept any number near PyTorch's."""
-    updates = op_files.make_all("adamw", seed, device)
+    updates = op_files.make_all("optimizer_update", seed, device)
     updates = {name: made for name, made in updates.items()
                if ".bf16." in name and made[1] <= 90 and "parameters" in made[0].expected and "rounding" not in made[0].inputs}
     check(tmp_path, updates, seed, device, SIMT_CHIP="90")
@@ -101,7 +101,7 @@ def test_bf16_parameters_are_the_rounded_master(tmp_path, seed, device):
 
 
 @simulated.NEEDED
-@pytest.mark.parametrize("op", ["accumulate", "adamw"])
+@pytest.mark.parametrize("op", ["accumulate", "optimizer_update"])
 def test_numbers_rounded_at_random_have_the_cpus_bits(tmp_path, seed, op):
     """The unit tests compare the CPU's random numbers with their definition."""
     results = []

@@ -90,6 +90,11 @@ def test_follows_the_cpu_with_small_state(options, experiment, bounds, tmp_path)
     follow(tmp_path, experiment, bounds("bf16", 2, 2, True), options, (2,))
 
 
+@pytest.mark.parametrize("optimizer", [["lion", "--lr=3e-4", "--moments-dtype=bf16"], ["sgd", "--lr=0.1", "--nesterov"]], ids=["lion", "sgd"])
+def test_follows_the_cpu_with_other_optimizers(optimizer, experiment, bounds, tmp_path):
+    follow(tmp_path, experiment, bounds("fp32", 1, 1, False), ["--dtype=fp32", f"--optimizer={optimizer[0]}", *optimizer[1:]], (1, 2))
+
+
 def test_follows_the_cpu_with_moments_in_8_bits(seed, tmp_path):
     """Of a model with matrices that are large enough. Where the devices' moments differ by a share d, one of e/d numbers lies
     so near the middle of two entries, which are e apart, that it becomes another entry. Updates then differ by about sqrt(d e) at

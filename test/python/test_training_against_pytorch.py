@@ -95,6 +95,32 @@ def test_adamw_with_pytorchs_defaults(switches, tmp_path):
         assert difference.mean() <= 1e-2 * 1e-3 * STEPS, name
 
 
+def sgd(nesterov):
+    return lambda groups, rate: torch.optim.SGD(groups, lr=rate, momentum=0.9, nesterov=nesterov)
+
+
+@pytest.mark.parametrize("optimizer, make, rate, decay", [
+    (["lion"], reference_model.Lion, 1e-4, 1.0), (["sgd"], sgd(False), 0.05, 1e-2), (["sgd", "--nesterov"], sgd(True), 0.05, 1e-2)],
+    ids=["lion", "sgd", "nesterov"])
+def test_other_optimizers(optimizer, make, rate, decay, tmp_path):
+    """Losses, and how far each matrix went. SGD's steps are as exact as gradients. Lion moves a weight by its rate in the direction
+    that rounding chooses if the sum of its momentum and gradient is almost zero: some 1e-5 of all elements, which is a share of
+    sqrt(1e-5) of the norm of a change."""
+    sizes = GPT2(layers=2, heads=2, channels=32, seq_len=16, vocab_size=97)
+    experiment = Experiment(tmp_path, sizes, batch=6, seed=SEED)
+    expected = reference_model.train(experiment.weights, sizes, [experiment.tokens] * FEW_STEPS, lr=rate, weight_decay=decay,
+                                     grad_clip=0.5, make_optimizer=make)
+    options = [f"--optimizer={optimizer[0]}", *optimizer[1:], f"--lr={rate}", "--lr-schedule=constant", f"--weight-decay={decay}",
+               "--grad-clip=0.5"]
+    run, weights, expected_weights = compare(experiment, "run", options, expected)
+    assert run.losses[-1] < run.losses[0] - 0.1
+    for name, reference in expected_weights.items():
+        if reference.dim() < 2:
+            continue
+        change = np.linalg.norm(reference.numpy() - experiment.weights[name].numpy())
+        assert np.linalg.norm(weights[name] - reference.numpy()) <= (1e-2 if optimizer == ["lion"] else 1e-3) * change, name
+
+
 @pytest.mark.parametrize("schedule,warmup", [("cosine", 0), ("cosine", 10), ("linear", 5), ("wsd", 4), ("constant", 20)])
 def test_schedule_and_clipping(schedule, warmup, tmp_path):
     sizes = GPT2(layers=1, heads=2, channels=32, seq_len=16, vocab_size=64)

@@ -22,7 +22,7 @@ TEST(CpuNorm, ABlocksSumDoesNotDependOnWhereItLies) {
     expect_same_bits(together, alone, "partials");
 }
 
-constexpr AdamWStep default_step = {3, 1e-2F, 0.9F, 0.95F, 1e-8F, 1.0F};
+constexpr UpdateStep default_step = {3, 1e-2F, {0.9F, 0.95F, 1e-8F}, 1.0F};
 
 // A buffer of parameters with its optimizer state. In fp32, the parameters are the master copy.
 struct State {
@@ -37,10 +37,18 @@ struct State {
     Tensor parameters() const { return rounded->elements() > 0 ? *rounded : *master; }
     Tensor parameters(std::int64_t begin, std::int64_t n) const { return parameters().slice(begin, n); }
 
-    void step(double norm_squared, std::span<const AdamWSegment> segments, const AdamWStep& how,
+    void step(double norm_squared, std::span<const UpdateSegment> segments, const UpdateStep& how,
               const std::optional<StochasticRounding>& rounding = {}, int threads = 3) {
         const OwnedTensor norm = filled(DType::fp64, {1}, norm_squared);
-        Operations(threads)->run(AdamW{parameters(), master, m, v, gradients, norm, segments, how, rounding});
+        Operations(threads)->run(OptimizerUpdate{OptimizerKind::adamw,
+                                                 parameters(),
+                                                 master,
+                                                 gradients,
+                                                 norm,
+                                                 {{{m}, {v}}},
+                                                 segments,
+                                                 how,
+                                                 rounding});
     }
     std::vector<std::vector<std::byte>> bits() const {
         return {master.bytes(), m.bytes(), v.bytes(), gradients.bytes(), rounded.bytes()};
@@ -57,7 +65,7 @@ class CpuAdamW : public testing::TestWithParam<DType> {
 // A product with a power of two rounds as the number alone, so neither the norm nor the update depends on S.
 TEST_P(CpuAdamW, BitsDoNotDependOnTheLossScale) {
     const std::int64_t n = 4 * norm_block_elements;
-    const AdamWSegment all{0, n, 0.1F};
+    const UpdateSegment all{0, n, 0.1F};
     const auto stepped = [&](double scale) {
         State state(X, n);
         // So small that no sum of squares overflows at the greatest scale.
@@ -67,7 +75,7 @@ TEST_P(CpuAdamW, BitsDoNotDependOnTheLossScale) {
         Operations ops;
         ops->run(GlobalNormSquared{partials, state.gradients});
         ops->run(Sum{squared, partials});
-        AdamWStep how = default_step;
+        UpdateStep how = default_step;
         how.max_grad_norm = 0.01;  // the norm is about 0.06
         how.loss_scale = scale;
         state.step(squared.get(0), {&all, 1}, how);
@@ -84,24 +92,24 @@ TEST_P(CpuAdamW, BitsDoNotDependOnTheLossScale) {
 TEST_P(CpuAdamW, BitsDoNotDependOnShards) {
     const std::int64_t n = 9001;
     const std::int64_t cut = 4321;  // not a multiple of anything
-    const AdamWSegment all{0, n, 0.1F};
+    const UpdateSegment all{0, n, 0.1F};
     State whole(X, n);
     whole.step(1.0, {&all, 1}, default_step);
     State parts(X, n);
     const OwnedTensor norm = filled(DType::fp64, {1}, 1.0);
     for (const auto& [begin, count] : {std::pair{std::int64_t{0}, cut}, {cut, n - cut}}) {
-        const AdamWSegment segment{0, count, 0.1F};
+        const UpdateSegment segment{0, count, 0.1F};
         const auto part = [begin = begin, count = count](const OwnedTensor& t) {
             return t->slice(begin, count);
         };
-        Operations(1)->run(AdamW{parts.parameters(begin, count),
-                                 part(parts.master),
-                                 part(parts.m),
-                                 part(parts.v),
-                                 part(parts.gradients),
-                                 norm,
-                                 {&segment, 1},
-                                 default_step});
+        Operations(1)->run(OptimizerUpdate{OptimizerKind::adamw,
+                                           parts.parameters(begin, count),
+                                           part(parts.master),
+                                           part(parts.gradients),
+                                           norm,
+                                           {{{part(parts.m)}, {part(parts.v)}}},
+                                           {&segment, 1},
+                                           default_step});
     }
     EXPECT_TRUE(whole.bits() == parts.bits());
 }
@@ -112,13 +120,13 @@ constexpr StochasticRounding from_a_high_place = {.seed = 7, .first_element = (s
 
 TEST(CpuStochasticRounding, IsThatOfItsHeader) {
     const std::int64_t n = 9001;
-    const std::vector<AdamWSegment> segments = {{0, 37, 0.0F}, {66, 5001, 0.1F}, {5001, 8999, 0.0F}};
+    const std::vector<UpdateSegment> segments = {{0, 37, 0.0F}, {66, 5001, 0.1F}, {5001, 8999, 0.0F}};
     State state(DType::bf16, n), nearest(DType::bf16, n);
     state.step(9.0, segments, default_step, from_a_high_place);
     nearest.step(9.0, segments, default_step);
     expect_same_bits(state.master, nearest.master, "master");
     std::int64_t differ = 0;
-    for (const AdamWSegment& segment : segments) {
+    for (const UpdateSegment& segment : segments) {
         for (std::int64_t i = segment.begin; i < segment.end; ++i) {
             const RandomBits random =
                 rounding_bits(from_a_high_place, static_cast<std::uint64_t>(default_step.step), i / 4 * 4);
@@ -138,27 +146,27 @@ TEST(CpuStochasticRounding, IsThatOfItsHeader) {
 
 TEST(CpuStochasticRounding, DependsOnNeitherThreadsNorShards) {
     const std::int64_t n = 9004, cut = 4324;
-    const AdamWSegment all{0, n, 0.1F};
+    const UpdateSegment all{0, n, 0.1F};
     State whole(DType::bf16, n), alone(DType::bf16, n), parts(DType::bf16, n);
     whole.step(1.0, {&all, 1}, default_step, from_a_high_place);
     alone.step(1.0, {&all, 1}, default_step, from_a_high_place, 1);
     EXPECT_TRUE(whole.bits() == alone.bits());
     const OwnedTensor norm = filled(DType::fp64, {1}, 1.0);
     for (const auto& [begin, count] : {std::pair{std::int64_t{0}, cut}, {cut, n - cut}}) {
-        const AdamWSegment segment{0, count, 0.1F};
+        const UpdateSegment segment{0, count, 0.1F};
         const auto part = [begin = begin, count = count](const OwnedTensor& t) {
             return t->slice(begin, count);
         };
-        Operations()->run(
-            AdamW{parts.parameters(begin, count),
-                  part(parts.master),
-                  part(parts.m),
-                  part(parts.v),
-                  part(parts.gradients),
-                  norm,
-                  {&segment, 1},
-                  default_step,
-                  StochasticRounding{from_a_high_place.seed, from_a_high_place.first_element + begin}});
+        Operations()->run(OptimizerUpdate{
+            OptimizerKind::adamw,
+            parts.parameters(begin, count),
+            part(parts.master),
+            part(parts.gradients),
+            norm,
+            {{{part(parts.m)}, {part(parts.v)}}},
+            {&segment, 1},
+            default_step,
+            StochasticRounding{from_a_high_place.seed, from_a_high_place.first_element + begin}});
     }
     EXPECT_TRUE(whole.bits() == parts.bits());
 }
@@ -166,7 +174,7 @@ TEST(CpuStochasticRounding, DependsOnNeitherThreadsNorShards) {
 // Moments in bf16 are those of fp32, rounded by random bits of their own; without a master copy, so is the weight.
 TEST(CpuStochasticRounding, OfTheWholeStateIsThatOfItsHeader) {
     const std::int64_t n = 4500;
-    const AdamWSegment all{3, n, 0.1F};
+    const UpdateSegment all{3, n, 0.1F};
     const OwnedTensor norm = filled(DType::fp64, {1}, 9.0), gradients = normal(DType::fp32, {n}, "gradients");
     OwnedTensor w = normal(DType::bf16, {n}, "w"), m = normal(DType::bf16, {n}, "m", 0.1),
                 v(DType::bf16, {n});
@@ -176,9 +184,24 @@ TEST(CpuStochasticRounding, OfTheWholeStateIsThatOfItsHeader) {
     ops->run(Cast{wide_w, w});
     ops->run(Cast{wide_m, m});
     ops->run(Cast{wide_v, v});
-    ops->run(
-        AdamW{w, w, m, v, gradients, norm, {&all, 1}, default_step, from_a_high_place, from_a_high_place});
-    ops->run(AdamW{wide_w, wide_w, wide_m, wide_v, gradients, norm, {&all, 1}, default_step});
+    ops->run(OptimizerUpdate{OptimizerKind::adamw,
+                             w,
+                             w,
+                             gradients,
+                             norm,
+                             {{{m}, {v}}},
+                             {&all, 1},
+                             default_step,
+                             from_a_high_place,
+                             from_a_high_place});
+    ops->run(OptimizerUpdate{OptimizerKind::adamw,
+                             wide_w,
+                             wide_w,
+                             gradients,
+                             norm,
+                             {{{wide_m}, {wide_v}}},
+                             {&all, 1},
+                             default_step});
     for (std::int64_t i = 3; i < n; ++i) {
         const auto rounded = [&](const OwnedTensor& wide, Rounded what) {
             const RandomBits random = rounding_bits(
@@ -188,31 +211,50 @@ TEST(CpuStochasticRounding, OfTheWholeStateIsThatOfItsHeader) {
                                               random[static_cast<std::size_t>(i % 4)])});
         };
         ASSERT_EQ(w.get(i), rounded(wide_w, Rounded::weight)) << i;
-        ASSERT_EQ(m.get(i), rounded(wide_m, Rounded::first_moment)) << i;
-        ASSERT_EQ(v.get(i), rounded(wide_v, Rounded::second_moment)) << i;
+        ASSERT_EQ(m.get(i), rounded(wide_m, Rounded::first_state)) << i;
+        ASSERT_EQ(v.get(i), rounded(wide_v, Rounded::second_state)) << i;
     }
     const auto bits = [](Rounded what) { return rounding_bits(from_a_high_place, 3, 0, what); };
-    EXPECT_FALSE(bits(Rounded::weight) == bits(Rounded::first_moment));
-    EXPECT_FALSE(bits(Rounded::weight) == bits(Rounded::second_moment));
-    EXPECT_FALSE(bits(Rounded::first_moment) == bits(Rounded::second_moment));
-    EXPECT_FALSE(bits(Rounded::gradient) == bits(Rounded::second_moment));
-    EXPECT_THROW(ops->run(AdamW{w, w, m, v, gradients, norm, {&all, 1}, default_step, from_a_high_place}),
+    EXPECT_FALSE(bits(Rounded::weight) == bits(Rounded::first_state));
+    EXPECT_FALSE(bits(Rounded::weight) == bits(Rounded::second_state));
+    EXPECT_FALSE(bits(Rounded::first_state) == bits(Rounded::second_state));
+    EXPECT_FALSE(bits(Rounded::gradient) == bits(Rounded::second_state));
+    EXPECT_THROW(ops->run(OptimizerUpdate{OptimizerKind::adamw,
+                                          w,
+                                          w,
+                                          gradients,
+                                          norm,
+                                          {{{m}, {v}}},
+                                          {&all, 1},
+                                          default_step,
+                                          from_a_high_place}),
                  ProgrammingError);
-    EXPECT_THROW(ops->run(AdamW{w, w, wide_m, wide_v, gradients, norm, {&all, 1}, default_step}),
-                 ProgrammingError);
+    EXPECT_THROW(
+        ops->run(OptimizerUpdate{
+            OptimizerKind::adamw, w, w, gradients, norm, {{{wide_m}, {wide_v}}}, {&all, 1}, default_step}),
+        ProgrammingError);
 }
 
 // Rounded to nearest, a second moment would never decay: a step changes it by less than half of bf16's 2^-8.
 TEST(CpuStochasticRounding, LetsMomentsDecay) {
     constexpr std::int64_t n = 4096, steps = 500;
-    const AdamWSegment all{0, n, 0.0F};
+    const UpdateSegment all{0, n, 0.0F};
     const OwnedTensor norm = filled(DType::fp64, {1}, 1.0), gradients = filled(DType::fp32, {n}, 0.0);
     OwnedTensor w = filled(DType::fp32, {n}, 1.0), m = filled(DType::bf16, {n}, 0.0),
                 v = filled(DType::bf16, {n}, 1.0);
-    AdamWStep how = default_step;
-    how.beta2 = 0.999;
+    UpdateStep how = default_step;
+    how.numbers[1] = 0.999;
     for (how.step = 1; how.step <= steps; ++how.step)
-        Operations()->run(AdamW{w, w, m, v, gradients, norm, {&all, 1}, how, {}, from_a_high_place});
+        Operations()->run(OptimizerUpdate{OptimizerKind::adamw,
+                                          w,
+                                          w,
+                                          gradients,
+                                          norm,
+                                          {{{m}, {v}}},
+                                          {&all, 1},
+                                          how,
+                                          {},
+                                          from_a_high_place});
     double sum = 0;
     for (std::int64_t i = 0; i < n; ++i) sum += v.get(i);
     // Each step's error has the mean 0 and at most the size of an ulp, 2^-8 of numbers below 1. The variance of their

@@ -1,5 +1,5 @@
-// Moments in 8 bits: the table, its nearest entries, and AdamW with blocks of them.
-#include "llmc/device/eight_bit_moments.h"
+// State in 8 bits: the table, its nearest entries, and AdamW with blocks of them.
+#include "llmc/device/eight_bit_state.h"
 
 #include <gtest/gtest.h>
 
@@ -58,10 +58,10 @@ TEST(EightBitMoments, KeepPositiveSecondMomentsPositive) {
     values[0] = 3.0F;
     for (std::size_t i = 1; i < 100; ++i) values[i] = std::ldexp(3.0F, -static_cast<int>(i));
     std::vector<std::uint8_t> entries(eight_bit_block);
-    to_8_bits(entries.data(), values, table_of_second_moments());
+    to_8_bits(entries.data(), values, table_in_8_bits(false));
     for (std::size_t i = 0; i < values.size(); ++i) EXPECT_EQ(entries[i] > 0, values[i] > 0) << i;
-    to_8_bits(entries.data(), values, table_of_first_moments());
-    EXPECT_EQ(table_of_first_moments()[entries[99]], 0);
+    to_8_bits(entries.data(), values, table_in_8_bits(true));
+    EXPECT_EQ(table_in_8_bits(true)[entries[99]], 0);
 }
 
 // A block that is stored and read stays what it is, also if its greatest number is negative.
@@ -74,7 +74,7 @@ TEST(EightBitMoments, AreTheSameAfterARoundTrip) {
             values[i] =
                 static_cast<float>(random.normal(block * 256 + i) * std::exp2(-10 * random.uniform(i)));
         values[block] = -9 * std::exp2(static_cast<float>(block) / 3);
-        const EightBitTable& table = table_of_first_moments();
+        const EightBitTable& table = table_in_8_bits(true);
         const float amax = to_8_bits(entries.data(), values, table);
         EXPECT_EQ(amax, -values[block]);
         from_8_bits(read, entries.data(), amax, table);
@@ -83,17 +83,17 @@ TEST(EightBitMoments, AreTheSameAfterARoundTrip) {
         EXPECT_EQ(again, entries);
     }
     std::ranges::fill(values, 0.0F);
-    EXPECT_EQ(to_8_bits(entries.data(), values, table_of_second_moments()), 0);
-    from_8_bits(read, entries.data(), 0, table_of_second_moments());
+    EXPECT_EQ(to_8_bits(entries.data(), values, table_in_8_bits(false)), 0);
+    from_8_bits(read, entries.data(), 0, table_in_8_bits(false));
     EXPECT_EQ(read, values);
 }
 
-// The update is that of the moments in fp32, which are then stored in 8 bits. Two tensors and padding share a block;
-// the small tensor's moments stay in fp32 and count as 0 in it.
+// The update is that of the state in fp32, which is then stored in 8 bits. Two tensors and padding share a block;
+// the small tensor's state stays in fp32 and counts as 0 in it.
 TEST(EightBitMoments, AreUpdatedInFp32) {
     constexpr std::int64_t n = 4 * eight_bit_block, small = 40;
-    const std::vector<AdamWSegment> segments = {{0, 300, 0.1}, {384, 384 + small, 0.0, 8}, {512, 1000, 0.2}};
-    const AdamWStep step{3, 1e-2, 0.9, 0.95, 1e-8, 1.0};
+    const std::vector<UpdateSegment> segments = {{0, 300, 0.1}, {384, 384 + small, 0.0, 8}, {512, 1000, 0.2}};
+    const UpdateStep step{3, 1e-2, {0.9, 0.95, 1e-8}, 1.0};
     const OwnedTensor norm = filled(DType::fp64, {1}, 4.0), gradients = normal(DType::fp32, {n}, "gradients");
     for (const DType dtype : {DType::fp32, DType::bf16}) {
         OwnedTensor master = normal(DType::fp32, {n}, "master"),
@@ -101,11 +101,11 @@ TEST(EightBitMoments, AreUpdatedInFp32) {
         OwnedTensor rounded = filled(DType::bf16, {n}, 1.0), wide_rounded = filled(DType::bf16, {n}, 1.0);
         std::vector<OwnedTensor> entries, amax, of_small, wide;
         for (const bool is_first : {true, false}) {
-            const EightBitTable& table = is_first ? table_of_first_moments() : table_of_second_moments();
+            const EightBitTable& table = table_in_8_bits(is_first);
             OwnedTensor values = normal(DType::fp32, {n}, is_first ? "m" : "v", 0.1);
             for (std::int64_t i = 0; i < n; ++i) {
-                const bool is_large = std::ranges::any_of(segments, [&](const AdamWSegment& segment) {
-                    return segment.in_small < 0 && segment.begin <= i && i < segment.end;
+                const bool is_large = std::ranges::any_of(segments, [&](const UpdateSegment& segment) {
+                    return segment.in_packed < 0 && segment.begin <= i && i < segment.end;
                 });
                 values.set(i, !is_large ? 0.0 : is_first ? values.get(i) : std::fabs(values.get(i)));
             }
@@ -125,26 +125,28 @@ TEST(EightBitMoments, AreUpdatedInFp32) {
             of_small.push_back(std::move(kept));
             wide.push_back(std::move(values));
         }
-        const EightBitMoments in_8_bits{*amax[0], *amax[1], *of_small[0], *of_small[1]};
         const bool has_master = dtype != DType::fp32;
         Operations ops(2);
-        ops->run(AdamW{has_master ? *rounded : *master,
-                       master,
-                       entries[0],
-                       entries[1],
-                       gradients,
-                       norm,
-                       segments,
-                       step,
-                       {},
-                       {},
-                       in_8_bits});
-        ops->run(AdamW{has_master ? *wide_rounded : *wide_master, wide_master, wide[0], wide[1], gradients,
-                       norm, segments, step});
+        ops->run(OptimizerUpdate{OptimizerKind::adamw,
+                                 has_master ? *rounded : *master,
+                                 master,
+                                 gradients,
+                                 norm,
+                                 {{{entries[0], amax[0], of_small[0]}, {entries[1], amax[1], of_small[1]}}},
+                                 segments,
+                                 step});
+        ops->run(OptimizerUpdate{OptimizerKind::adamw,
+                                 has_master ? *wide_rounded : *wide_master,
+                                 wide_master,
+                                 gradients,
+                                 norm,
+                                 {{{wide[0]}, {wide[1]}}},
+                                 segments,
+                                 step});
         EXPECT_EQ(master.bytes(), wide_master.bytes());
         EXPECT_EQ(rounded.bytes(), wide_rounded.bytes());
         for (const std::size_t which : {0U, 1U}) {
-            const EightBitTable& table = which == 0 ? table_of_first_moments() : table_of_second_moments();
+            const EightBitTable& table = table_in_8_bits(which == 0);
             for (std::int64_t i = 0; i < small; ++i) {
                 EXPECT_EQ(of_small[which].get(8 + i), wide[which].get(384 + i));
                 wide[which].set(384 + i, 0);

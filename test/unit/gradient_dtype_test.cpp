@@ -82,8 +82,8 @@ TEST(FirstElement, IsTheSameForAnyNumberOfRanks) {
 // ---- a whole model
 
 constexpr std::int64_t sequences = 4;  // those of the reference model "wide"
-constexpr AdamWStep adamw{
-    .step = 3, .learning_rate = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .max_grad_norm = 1};
+constexpr UpdateStep update{
+    .step = 3, .learning_rate = 1e-3, .numbers = {0.9, 0.95, 1e-8}, .max_grad_norm = 1};
 
 constexpr std::int64_t step_number = 9;
 constexpr std::uint64_t gradient_seed = 4;
@@ -149,8 +149,8 @@ TEST(StochasticRounding, OfTheStoreIsThatOfTheUpdate) {
     for (const DType gradient_dtype : {DType::fp32, DType::bf16}) {
         probe::Model model = make_model(gradient_dtype, sequences, 2),
                      nearest = make_model(gradient_dtype, sequences, 2);
-        model.step(batch(), true, adamw, 5);
-        nearest.step(batch(), true, adamw);
+        model.step(batch(), true, update, 5);
+        nearest.step(batch(), true, update);
         const auto bits = [](probe::Model& of, Tensor UnitBuffers::*flat) {
             std::vector<std::byte> all;
             for (int unit = 0; unit < of.store().units(); ++unit) {
@@ -164,11 +164,11 @@ TEST(StochasticRounding, OfTheStoreIsThatOfTheUpdate) {
         const std::vector<std::byte> updated = bits(model, parameters);
         EXPECT_FALSE(updated == bits(nearest, parameters));
         // A resumed run recreates the parameters in this way.
-        nearest.store().round_stochastically(5, adamw.step);
+        nearest.store().round_stochastically(5, update.step);
         EXPECT_TRUE(bits(nearest, parameters) == updated);
-        nearest.store().round_stochastically(5, adamw.step + 1);
+        nearest.store().round_stochastically(5, update.step + 1);
         EXPECT_FALSE(bits(nearest, parameters) == updated);
-        nearest.store().round_stochastically(6, adamw.step);
+        nearest.store().round_stochastically(6, update.step);
         EXPECT_FALSE(bits(nearest, parameters) == updated);
     }
 }

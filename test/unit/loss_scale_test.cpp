@@ -152,11 +152,11 @@ TEST(LossScale, DoesNotChangeAStepWithoutSubnormalNumbers) {
         const SubnormalCounting& ops = device->ops();
         probe::Model model(gpt2(config), DType::fp16, 1, 1, 0.1, DType::fp32, std::move(device));
         model.store().initialize(seed);
-        model.step(tokens, true, {1, 1e-2, 0.9, 0.95, 1e-8, 0.5, scale});
+        model.step(tokens, true, {1, 1e-2, {0.9, 0.95, 1e-8}, 0.5, scale});
         std::vector<float> state = {static_cast<float>(model.norm_squared() / (scale * scale))};
         for (int unit = 0; unit < model.store().units(); ++unit) {
             const UnitBuffers& buffers = model.store().buffers(unit);
-            for (const Tensor& tensor : {buffers.master, buffers.m, buffers.v}) {
+            for (const Tensor& tensor : {buffers.master, buffers.state[0].values, buffers.state[1].values}) {
                 const auto all = tensor.span<float>();
                 state.insert(state.end(), all.begin(), all.end());
             }

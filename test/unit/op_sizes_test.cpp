@@ -111,35 +111,53 @@ TEST(OpSizes, Updates) {
     const std::int64_t n = 512;
     const Tensor fp32 = tensor({n}), bf16 = tensor({n}, DType::bf16, 2), bytes = tensor({n}, DType::uint8),
                  norm = tensor({1}, DType::fp64), amax = tensor({2});
-    const std::vector<AdamWSegment> all = {{0, n, 0.1}}, overlapping = {{0, 50, 0}, {40, 100, 0}},
-                                    outside = {{0, n + 1, 0}}, small = {{0, 100, 0, 0}};
-    const AdamWStep step{3, 1e-2, 0.9, 0.95, 1e-8, 1.0};
-    const AdamW update{fp32, fp32, fp32, fp32, fp32, norm, all, step};
+    const std::vector<UpdateSegment> all = {{0, n, 0.1}}, overlapping = {{0, 50, 0}, {40, 100, 0}},
+                                     outside = {{0, n + 1, 0}}, small = {{0, 100, 0, 0}};
+    const UpdateStep step{3, 1e-2, {0.9, 0.95, 1e-8}, 1.0};
+    const OptimizerUpdate update{OptimizerKind::adamw, fp32, fp32, fp32, norm, {{{fp32}, {fp32}}}, all, step};
     const auto changed = [&](auto&& change) {
-        AdamW other = update;
+        OptimizerUpdate other = update;
         change(other);
         return other;
     };
     EXPECT_EQ(update.sizes(), n);
-    expect_refused(changed([&](AdamW& o) { o.segments = overlapping; }), "segments are in increasing order");
-    expect_refused(changed([&](AdamW& o) { o.segments = outside; }), "segments are in increasing order");
-    expect_refused(changed([](AdamW& o) { o.step.step = 0; }), "AdamW's steps count from 1");
-    expect_refused(changed([&](AdamW& o) { o.parameters = tensor({n}, DType::fp32, 2); }),
+    expect_refused(changed([&](OptimizerUpdate& o) { o.segments = overlapping; }),
+                   "segments are in increasing order");
+    expect_refused(changed([&](OptimizerUpdate& o) { o.segments = outside; }),
+                   "segments are in increasing order");
+    expect_refused(changed([](OptimizerUpdate& o) { o.step.step = 0; }), "an optimizer's steps count from 1");
+    expect_refused(changed([&](OptimizerUpdate& o) { o.parameters = tensor({n}, DType::fp32, 2); }),
                    "without a master copy, the parameters take its place");
-    expect_refused(changed([&](AdamW& o) { o.parameters = o.master = bf16; }),
+    expect_refused(changed([&](OptimizerUpdate& o) { o.parameters = o.master = bf16; }),
                    "without a master copy, parameters are rounded at random");
-    expect_refused(changed([](AdamW& o) { o.rounding = {1, 0}; }), "stochastic rounding is to bf16");
-    expect_refused(changed([&](AdamW& o) { o.m = o.v = bf16; }), "moments in bf16 are rounded at random");
-    expect_refused(changed([&](AdamW& o) { o.m = bytes; }), "moments are in fp32, bf16 or 8 bits");
-    expect_refused(changed([&](AdamW& o) { o.m = o.v = bytes; }),
-                   "moments in 8 bits have the greatest magnitudes of their blocks");
-    expect_refused(changed([&](AdamW& o) {
-                       o.m = o.v = bytes;
-                       o.in_8_bits = {amax, amax, tensor({99}), tensor({99})};
+    expect_refused(changed([](OptimizerUpdate& o) {
+                       o.rounding = {1, 0};
+                   }),
+                   "stochastic rounding is to bf16");
+    expect_refused(changed([&](OptimizerUpdate& o) {
+                       o.state = {{{bf16}, {bf16}}};
+                   }),
+                   "state in bf16 is rounded at random");
+    expect_refused(changed([&](OptimizerUpdate& o) {
+                       o.state = {{{norm}, {norm}}};
+                   }),
+                   "state is in fp32, bf16 or 8 bits");
+    expect_refused(changed([&](OptimizerUpdate& o) { o.state[1] = {}; }),
+                   "the optimizer has as many tensors of state");
+    expect_refused(changed([&](OptimizerUpdate& o) { o.optimizer = OptimizerKind::lion; }),
+                   "the optimizer has as many tensors of state");
+    expect_refused(changed([&](OptimizerUpdate& o) { o.state[1].values = bytes; }),
+                   "all state is in one dtype");
+    expect_refused(changed([&](OptimizerUpdate& o) {
+                       o.state = {{{bytes}, {bytes}}};
+                   }),
+                   "state in 8 bits has the greatest magnitudes of its blocks");
+    expect_refused(changed([&](OptimizerUpdate& o) {
+                       o.state = {{{bytes, amax, tensor({99})}, {bytes, amax, tensor({99})}}};
                        o.segments = small;
                    }),
                    "a small tensor lies in the buffer of small ones");
-    expect_refused(changed([&](AdamW& o) {
+    expect_refused(changed([&](OptimizerUpdate& o) {
                        o.parameters = bf16;
                        o.rounding = {1, 2};
                    }),

@@ -74,9 +74,7 @@ TEST_P(ReferenceModel, LossesOfSteps) {
         const double loss = model.step(tokens, true,
                                        {.step = static_cast<std::int64_t>(step) + 1,
                                         .learning_rate = 1e-3F,
-                                        .beta1 = 0.9F,
-                                        .beta2 = 0.999F,
-                                        .eps = 1e-8F,
+                                        .numbers = {0.9F, 0.999F, 1e-8F},
                                         .max_grad_norm = 0});
         EXPECT_NEAR(loss, losses[step], 1e-5) << "step " << step + 1;
     }

@@ -64,7 +64,7 @@ class CpuOps : public Ops, public DeviceSizes {
     void compute(const llmc::SoftCap& op, std::int64_t n);
     void compute(const GlobalNormSquared& op, std::int64_t n);
     void compute(const llmc::Sum& op, std::int64_t n);
-    void compute(const AdamW& op, std::int64_t n);
+    void compute(const OptimizerUpdate& op, std::int64_t n);
     void compute(const Amax& op, std::int64_t n);
     void compute(const Quantise& op, std::int64_t n);
     void compute(const Cast& op, std::int64_t n);

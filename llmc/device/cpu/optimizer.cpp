@@ -1,14 +1,16 @@
-// The gradient norm, fp64 sums of metrics, and AdamW.
+// The gradient norm, fp64 sums of metrics, and the update.
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstddef>
+#include <utility>
 
-#include "llmc/device/adamw.h"
 #include "llmc/device/cpu/cpu_ops.h"
 #include "llmc/device/cpu/parallel.h"
 #include "llmc/device/cpu/vector_math.h"
-#include "llmc/device/eight_bit_moments.h"
+#include "llmc/device/eight_bit_state.h"
 #include "llmc/device/stochastic_rounding.h"
+#include "llmc/optim/formulas.h"
 
 namespace llmc::cpu {
 
@@ -17,13 +19,13 @@ namespace {
 // An element's bits do not depend on whether it is in the vector body of the loop or in its tail, and so not on where
 // a shard begins or ends. The square root becomes an instruction only if the compiler need not set errno
 // (-fno-math-errno).
-template <class Gradient>
-void update(float* w, float* m, float* v, const Gradient* gradients, std::int64_t n, float keep, float clip,
-            const AdamWCoefficients& coefficients) {
-    const AdamWCoefficients k = coefficients;
+template <class Formula, class Gradient, class... State>
+void update_elements(const Formula& formula, float* w, const Gradient* gradients, std::int64_t n, float clip,
+                     const UpdateRates& rates, State*... state) {
+    const Formula f = formula;
+    const UpdateRates r = rates;
 #pragma omp simd
-    for (std::int64_t i = 0; i < n; ++i)
-        adamw_update(w[i], m[i], v[i], to_float(gradients[i]), clip, keep, k);
+    for (std::int64_t i = 0; i < n; ++i) f.update(w[i], clip * to_float(gradients[i]), r, state[i]...);
 }
 
 template <class X>
@@ -74,23 +76,108 @@ void round_weights(const Tensor& parameters, const float* weights, std::int64_t 
     }
 }
 
-// One moment of a block in fp32, which store() rounds to 8 bits.
+// One tensor of state of a block in fp32, which store() rounds to 8 bits.
 class Block {
   public:
-    Block(const Tensor& entries, const Tensor& amax, std::int64_t number, const EightBitTable& table)
-        : entries_(entries.as<std::uint8_t>() + number * eight_bit_block),
-          amax_(amax.as<float>()[number]),
-          table_(table) {
-        from_8_bits(values_, entries_, amax_, table);
+    Block(const UpdateState& state, std::int64_t number, bool has_sign)
+        : entries_(state.values.as<std::uint8_t>() + number * eight_bit_block),
+          amax_(state.amax.as<float>()[number]),
+          packed_(state.packed ? state.packed.as<float>() : nullptr),
+          table_(table_in_8_bits(has_sign)) {
+        from_8_bits(values_, entries_, amax_, table_);
     }
-    float* at(std::int64_t offset) { return values_.data() + offset; }
+    // A run of elements. Those of a small tensor lie outside, from its place in_packed on, and count as 0 here.
+    float* at(std::int64_t offset, std::int64_t count, std::int64_t in_packed) {
+        float* const here = values_.data() + offset;
+        if (in_packed < 0) return here;
+        std::fill_n(here, count, 0.0F);
+        return packed_ + in_packed;
+    }
     void store() { amax_ = to_8_bits(entries_, values_, table_); }
 
   private:
     std::uint8_t* entries_;
     float& amax_;
+    float* packed_;
     const EightBitTable& table_;
     std::array<float, eight_bit_block> values_;
+};
+
+// A step of an optimizer with this formula.
+template <class Formula>
+class FormulaUpdate {
+  public:
+    explicit FormulaUpdate(const OptimizerUpdate& op)
+        : op_(op),
+          numbers_(StepNumbers<Formula>::of(op.step)),
+          clip_(numbers_.clip(*op.norm_squared.as<double>())) {}
+
+    void run(int threads, std::int64_t n) const {
+        with_dtype(op_.gradients.dtype, [&](auto element) {
+            const auto* const gradients = op_.gradients.as<decltype(element)>();
+            if (op_.state.front().values.dtype == DType::uint8) {
+                parallel_for(threads, n / eight_bit_block,
+                             [&](std::int64_t block) { update_block(block, gradients, each_state); });
+            } else {
+                parallel_pieces(threads, n, [&](std::int64_t begin, std::int64_t end) {
+                    update_piece(begin, end, gradients, each_state);
+                });
+            }
+        });
+    }
+
+  private:
+    static constexpr auto each_state = std::make_index_sequence<Formula::description.state.size()>();
+
+    // Updates the elements [first, last) of a segment, whose state begins at these places.
+    template <class Gradient, class... State>
+    void update_run(const UpdateSegment& segment, std::int64_t first, std::int64_t last,
+                    const Gradient* gradients, State*... state) const {
+        Widened w(op_.master, first, last);
+        update_elements(numbers_.formula, w.values(), gradients + first, last - first, clip_,
+                        numbers_.rates(segment.weight_decay, segment.rate_factor), state...);
+        round_weights(op_.parameters, w.values(), first, last, op_.rounding, op_.step.step);
+    }
+
+    // Calls f(segment, first, last) for the part of each segment in [begin, end).
+    template <class F>
+    void for_each_part(std::int64_t begin, std::int64_t end, const F& f) const {
+        for (const UpdateSegment& segment : op_.segments) {
+            const std::int64_t first = std::max(begin, segment.begin), last = std::min(end, segment.end);
+            if (first < last) f(segment, first, last);
+        }
+    }
+
+    template <class Gradient, std::size_t... I>
+    void update_block(std::int64_t number, const Gradient* gradients, std::index_sequence<I...>) const {
+        const std::int64_t start = number * eight_bit_block;
+        std::array blocks{Block(op_.state[I], number, Formula::description.state[I].has_sign)...};
+        for_each_part(start, start + eight_bit_block,
+                      [&](const UpdateSegment& segment, auto first, auto last) {
+                          const std::int64_t packed =
+                              segment.in_packed < 0 ? -1 : segment.in_packed + first - segment.begin;
+                          update_run(segment, first, last, gradients,
+                                     blocks[I].at(first - start, last - first, packed)...);
+                      });
+        (blocks[I].store(), ...);
+    }
+
+    template <class Gradient, std::size_t... I>
+    void update_piece(std::int64_t begin, std::int64_t end, const Gradient* gradients,
+                      std::index_sequence<I...>) const {
+        for_each_part(begin, end, [&](const UpdateSegment& segment, auto from, auto to) {
+            for (std::int64_t first = from; first < to; first += Widened::most) {
+                const std::int64_t last = std::min(first + Widened::most, to);
+                std::array state{Widened(op_.state[I].values, first, last)...};
+                update_run(segment, first, last, gradients, state[I].values()...);
+                (state[I].store(op_.rounding_of_state, op_.step.step, rounded_state(I)), ...);
+            }
+        });
+    }
+
+    const OptimizerUpdate& op_;
+    StepNumbers<Formula> numbers_;
+    float clip_;
 };
 
 }  // namespace
@@ -125,61 +212,9 @@ void CpuOps::compute(const llmc::Sum& op, std::int64_t n) {
     *op.out.as<double>() += total;
 }
 
-void CpuOps::compute(const AdamW& op, std::int64_t n) {
-    const double squared = *op.norm_squared.as<double>();
-    if (!std::isfinite(squared)) return;
-    const AdamWCoefficients coefficients = adamw_coefficients(op.step);
-    const float clip = adamw_clip(squared, coefficients);
-    const auto keep_of = [&](const AdamWSegment& segment) {
-        return adamw_keep(op.step.learning_rate, segment.weight_decay);
-    };
-    if (op.m.dtype == DType::uint8) {
-        with_dtype(op.gradients.dtype, [&](auto element) {
-            const auto* const g = op.gradients.as<decltype(element)>();
-            parallel_for(threads_, n / eight_bit_block, [&](std::int64_t number) {
-                const std::int64_t start = number * eight_bit_block;
-                Block of_m(op.m, op.in_8_bits.m_amax, number, table_of_first_moments()),
-                    of_v(op.v, op.in_8_bits.v_amax, number, table_of_second_moments());
-                for (const AdamWSegment& segment : op.segments) {
-                    const std::int64_t first = std::max(start, segment.begin),
-                                       last = std::min(start + eight_bit_block, segment.end);
-                    if (first >= last) continue;
-                    const std::int64_t small = segment.in_small + first - segment.begin;
-                    const bool is_small = segment.in_small >= 0;
-                    if (is_small) {
-                        std::fill_n(of_m.at(first - start), last - first, 0.0F);
-                        std::fill_n(of_v.at(first - start), last - first, 0.0F);
-                    }
-                    Widened w(op.master, first, last);
-                    update(w.values(), is_small ? op.in_8_bits.m.as<float>() + small : of_m.at(first - start),
-                           is_small ? op.in_8_bits.v.as<float>() + small : of_v.at(first - start), g + first,
-                           last - first, keep_of(segment), clip, coefficients);
-                    round_weights(op.parameters, w.values(), first, last, op.rounding, op.step.step);
-                }
-                of_m.store();
-                of_v.store();
-            });
-        });
-        return;
-    }
-    with_dtype(op.gradients.dtype, [&](auto element) {
-        using Gradient = decltype(element);
-        parallel_pieces(threads_, n, [&](std::int64_t piece_begin, std::int64_t piece_end) {
-            for (const AdamWSegment& segment : op.segments) {
-                const std::int64_t begin = std::max(piece_begin, segment.begin);
-                const std::int64_t end = std::min(piece_end, segment.end);
-                for (std::int64_t first = begin; first < end; first += Widened::most) {
-                    const std::int64_t last = std::min(first + Widened::most, end);
-                    Widened w(op.master, first, last), m_here(op.m, first, last), v_here(op.v, first, last);
-                    update(w.values(), m_here.values(), v_here.values(), op.gradients.as<Gradient>() + first,
-                           last - first, keep_of(segment), clip, coefficients);
-                    m_here.store(op.rounding_of_moments, op.step.step, Rounded::first_moment);
-                    v_here.store(op.rounding_of_moments, op.step.step, Rounded::second_moment);
-                    round_weights(op.parameters, w.values(), first, last, op.rounding, op.step.step);
-                }
-            }
-        });
-    });
+void CpuOps::compute(const OptimizerUpdate& op, std::int64_t n) {
+    if (!std::isfinite(*op.norm_squared.as<double>())) return;
+    with_formula(op.optimizer, [&]<class Formula>() { FormulaUpdate<Formula>(op).run(threads_, n); });
 }
 
 }  // namespace llmc::cpu

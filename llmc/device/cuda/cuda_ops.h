@@ -70,7 +70,7 @@ class CudaOps final : public Ops, public GpuSizes {
     void compute(const llmc::SoftCap& op, std::int64_t n);
     void compute(const GlobalNormSquared& op, std::int64_t n);
     void compute(const llmc::Sum& op, std::int64_t n);
-    void compute(const AdamW& op, std::int64_t n);
+    void compute(const OptimizerUpdate& op, std::int64_t n);
     void compute(const Amax& op, std::int64_t n);
     void compute(const QuantiseToBytes& op, const RowSizes& s);
     void compute(const Fp8MatmulForward& op, const MatmulSizes& s);

@@ -1,6 +1,4 @@
-// Part of CudaOps: the classifier, the norm, the update, and elementwise operations.
-#include "llmc/device/cuda/adamw.cuh"
-#include "llmc/device/cuda/adamw_8bit.cuh"
+// Part of CudaOps: the classifier, the norm, and elementwise operations.
 #include "llmc/device/cuda/classifier.cuh"
 #include "llmc/device/cuda/classifier_parts.cuh"
 #include "llmc/device/cuda/cuda_ops.h"
@@ -13,7 +11,7 @@ namespace llmc::cuda {
 bool has_code_for_this_gpu() {
     cudaFuncAttributes attributes;
     const cudaError_t error =
-        cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(store_kernel<AdamWCoefficients>));
+        cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(fill_kernel2<float>));
     if (error != cudaSuccess) cudaGetLastError();  // clear the error, which the caller reports
     return error == cudaSuccess;
 }
@@ -51,44 +49,6 @@ void CudaOps::compute(const GlobalNormSquared& op, std::int64_t n) {
 
 void CudaOps::compute(const llmc::Sum& op, std::int64_t n) {
     cuda::sum(on(), elements<double>(op.out), elements<float>(op.x), n, workspace(sum_workspace_bytes()));
-}
-
-void CudaOps::compute(const AdamW& op, std::int64_t n) {
-    auto* const coefficients = static_cast<AdamWCoefficients*>(workspace(sizeof(AdamWCoefficients)));
-    store_coefficients(on(), coefficients, op.step);
-    const auto update = [&]<class X, class Master, class Moment, class Gradient>() {
-        const AdamWBuffers<X, Master, Moment, Gradient> buffers{
-            elements<X>(op.parameters), elements<Master>(op.master), elements<Moment>(op.m),
-            elements<Moment>(op.v), elements<Gradient>(op.gradients)};
-        cuda::adamw(on(), buffers, elements<double>(op.norm_squared), coefficients, op.segments, op.rounding,
-                    op.rounding_of_moments);
-    };
-    const auto update_8_bits = [&]<class X, class Master, class Gradient>() {
-        const EightBitBuffers<X, Master, Gradient> buffers{
-            elements<X>(op.parameters),           elements<Master>(op.master),
-            elements<std::uint8_t>(op.m),         elements<std::uint8_t>(op.v),
-            elements<float>(op.in_8_bits.m_amax), elements<float>(op.in_8_bits.v_amax),
-            elements<float>(op.in_8_bits.m),      elements<float>(op.in_8_bits.v),
-            elements<Gradient>(op.gradients)};
-        cuda::adamw_8bit(on(), buffers, n, elements<double>(op.norm_squared), coefficients, op.segments,
-                         op.rounding);
-    };
-    const auto with_moments = [&]<class X, class Master, class Gradient>() {
-        if (op.m.dtype == DType::uint8) return update_8_bits.template operator()<X, Master, Gradient>();
-        if (op.m.dtype == DType::bf16) return update.template operator()<X, Master, bf16, Gradient>();
-        update.template operator()<X, Master, float, Gradient>();
-    };
-    with_kernel_type(op.parameters.dtype, [&]<class X>() {
-        if constexpr (std::is_same_v<X, bf16>) {
-            with_gradient_type(op.gradients.dtype, [&]<class Gradient>() {
-                if (op.master.dtype == DType::bf16) return with_moments.template operator()<X, X, Gradient>();
-                with_moments.template operator()<X, float, Gradient>();
-            });
-        } else {
-            check(op.gradients.dtype == DType::fp32, "adamw: gradients in bf16 are of parameters in bf16");
-            with_moments.template operator()<X, float, float>();
-        }
-    });
 }
 
 void CudaOps::compute(const Cast& op, std::int64_t n) {

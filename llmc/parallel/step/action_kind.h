@@ -69,8 +69,8 @@ enum class ActionKind {
     gather_squares,
     // Adds these sums up: the squared norm of all gradients.
     norm,
-    // Applies AdamW to this rank's share of a unit's optimizer state, or to a piece of it, by the gradients of the
-    // step before. The host does it if the state is there or on a disk.
+    // Updates this rank's share of a unit's optimizer state and weights, or a piece of it, by the gradients of the step
+    // before. The host does it if the state is there or on a disk.
     update,
     // Reads a piece of a unit's optimizer state from the disk into a buffer.
     read_state,

@@ -29,10 +29,10 @@ struct StepResults {
 
 // How a training step updates.
 struct Update {
-    AdamWStep adamw{};
+    UpdateStep step{};
     double norm_squared = 0;  // of the gradients (StepResults), where the host updates
-    // For stochastic rounding of weights; unset: they are rounded to nearest. For that of moments in bf16.
-    std::optional<std::uint64_t> rounding_seed{}, moments_seed{};
+    // For stochastic rounding of weights; unset: they are rounded to nearest. For that of state in bf16.
+    std::optional<std::uint64_t> rounding_seed{}, state_seed{};
 };
 
 // The inputs of a run of a list.
@@ -127,7 +127,7 @@ class Executor {
     Tensor squares_of(int unit) const;
     void update(int unit);
     void update_piece(const Action& action);
-    void update(const UnitBuffers& b, std::span<const AdamWSegment> segments, std::int64_t first_element);
+    void update(const UnitBuffers& b, std::span<const UpdateSegment> segments, std::int64_t first_element);
     static int buffer_of(const Action& action);
     TransferTest transfer_from_or_to_disk(const Action& action);
     Tensor on_device(const BufferUse& use) const;

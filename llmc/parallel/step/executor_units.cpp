@@ -116,7 +116,7 @@ void Executor::update_piece(const Action& action) {
            store_.segments(action.unit, piece), store_.first_element(action.unit) + piece.begin);
 }
 
-void Executor::update(const UnitBuffers& b, std::span<const AdamWSegment> segments,
+void Executor::update(const UnitBuffers& b, std::span<const UpdateSegment> segments,
                       std::int64_t first_element) {
     const auto rounding = [&](const std::optional<std::uint64_t>& seed) {
         return seed ? std::optional(StochasticRounding{*seed, first_element}) : std::nullopt;
@@ -125,9 +125,9 @@ void Executor::update(const UnitBuffers& b, std::span<const AdamWSegment> segmen
     double squared = input_->update->norm_squared;
     const Tensor norm =
         updates_on_host_ ? Tensor{reinterpret_cast<std::byte*>(&squared), DType::fp64, {1}} : norm_squared();
-    ops.run(AdamW{b.updated_parameters, b.master, b.m, b.v, b.updated_gradients, norm, segments,
-                  input_->update->adamw, rounding(input_->update->rounding_seed),
-                  rounding(input_->update->moments_seed), b.in_8_bits});
+    ops.run(OptimizerUpdate{store_.optimizer().kind, b.updated_parameters, b.master, b.updated_gradients,
+                            norm, b.state, segments, input_->update->step,
+                            rounding(input_->update->rounding_seed), rounding(input_->update->state_seed)});
 }
 
 }  // namespace llmc

@@ -40,8 +40,8 @@ class UnitActions {
 
     void reduce_loss();
     void norm();
-    // AdamW on each of these units in turn, and then the gather of its parameters if ranks update shares of them. With
-    // `releases`, parameters on a disk are given back at once.
+    // The update of each of these units in turn, and then the gather of its parameters if ranks update shares of them.
+    // With `releases`, parameters on a disk are given back at once.
     void update(std::span<const int> units, bool releases);
     // Gathers every unit's parameters on ranks that keep them whole and have set a shard.
     void gather_all_updated();

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "llmc/device/eight_bit_moments.h"
 #include "llmc/device/stochastic_rounding.h"
 
 namespace llmc {
@@ -53,10 +52,10 @@ ParameterStore::ParameterStore(Device& device, const Arenas& arenas, const Store
         unit.gradients = arenas[ids.gradients];
         unit.gradient_sums = arenas[ids.gradient_sums];
         if (!is_state_on_disk()) {
-            unit.m = arenas[ids.m];
-            unit.v = arenas[ids.v];
-            unit.in_8_bits = {arenas[ids.m_amax], arenas[ids.v_amax], arenas[ids.small_m],
-                              arenas[ids.small_v]};
+            for (std::size_t i = 0; i < ids.state.size(); ++i) {
+                const UnitBufferIds::State& state = ids.state[i];
+                unit.state[i] = {arenas[state.values], arenas[state.amax], arenas[state.packed]};
+            }
         }
         unit.parameter_shard =
             ids.parameter_shard ? arenas[*ids.parameter_shard] : own_shard(unit.parameters);
@@ -68,7 +67,7 @@ ParameterStore::ParameterStore(Device& device, const Arenas& arenas, const Store
         if (ids.host_parameters) unit.host_parameters = arenas[*ids.host_parameters];
         if (ids.host_gradients) unit.host_gradients = arenas[*ids.host_gradients];
         const ElementRange own = updated(number);
-        std::vector<AdamWSegment>& segments = segments_.back();
+        std::vector<UpdateSegment>& segments = segments_.back();
         const std::vector<std::int64_t> places = places_of_small(this->layout(number));
         std::size_t place = 0;
         for (const UnitLayout::Entry& entry : this->layout(number).entries()) {
@@ -79,9 +78,9 @@ ParameterStore::ParameterStore(Device& device, const Arenas& arenas, const Store
             segments.push_back({.begin = part.begin - own.begin,
                                 .end = part.end - own.begin,
                                 .weight_decay = entry.spec.decays() ? weight_decay : 0.0,
-                                .in_small = unit.m.dtype == DType::uint8 && is_small(entry)
-                                                ? small + part.begin - entry.offset
-                                                : -1});
+                                .in_packed = is_in_8_bits(number, Kept::state1) && is_small(entry)
+                                                 ? small + part.begin - entry.offset
+                                                 : -1});
         }
     }
 }
@@ -109,13 +108,13 @@ Tensor ParameterStore::own_shard(const Tensor& flat) const {
 int ParameterStore::begin_read(int unit, int piece, int buffer) const {
     const StatePiece& of = pieces(unit)[static_cast<std::size_t>(piece)];
     return file_->begin_read(of.place, piece_buffers_[static_cast<std::size_t>(buffer)].data,
-                             PieceBytes(of.elements(), has_master(), dtypes_.moments).all);
+                             dtypes_.piece_bytes(of.elements()).all);
 }
 
 int ParameterStore::begin_write(int unit, int piece, int buffer) const {
     const StatePiece& of = pieces(unit)[static_cast<std::size_t>(piece)];
     return file_->begin_write(of.place, piece_buffers_[static_cast<std::size_t>(buffer)].data,
-                              PieceBytes(of.elements(), has_master(), dtypes_.moments).all);
+                              dtypes_.piece_bytes(of.elements()).all);
 }
 
 UnitBuffers ParameterStore::operands(int unit) const {
@@ -128,12 +127,29 @@ UnitBuffers ParameterStore::operands(int unit) const {
     return of;
 }
 
-Device& ParameterStore::device_of(Tensor UnitBuffers::*flat) const {
-    return is_state(flat) || flat == &UnitBuffers::updated_gradients ? updating_device() : device_;
+Device& ParameterStore::device_of(Kept kept) const {
+    return is_state(kept) || kept == Kept::gradients ? updating_device() : device_;
 }
 
-Tensor ParameterStore::held(int unit, Tensor UnitBuffers::*flat) const {
-    return flat == &UnitBuffers::updated_gradients ? operands(unit).*flat : buffers(unit).*flat;
+Tensor ParameterStore::held(const UnitBuffers& of, Kept kept) {
+    switch (kept) {
+        case Kept::whole_parameters:
+            return of.parameters;
+        case Kept::parameters:
+            return of.updated_parameters;
+        case Kept::gradients:
+            return of.updated_gradients;
+        case Kept::master:
+            return of.master;
+        case Kept::state1:
+        case Kept::state2:
+            return of.state[number_of(kept)].values;
+    }
+    programming_error("an unknown kind of elements");
+}
+
+Tensor ParameterStore::held(int unit, Kept kept) const {
+    return held(kept == Kept::gradients ? operands(unit) : buffers(unit), kept);
 }
 
 Tensor ParameterStore::on_disk(int unit) const {
@@ -175,21 +191,21 @@ void ParameterStore::store_parameters(int unit) const {
 UnitBuffers ParameterStore::in_buffer(int unit, int piece, int buffer) const {
     const UnitBuffers whole = operands(unit);
     const StatePiece& of = pieces(unit)[static_cast<std::size_t>(piece)];
-    const PieceBytes bytes(of.elements(), has_master(), dtypes_.moments);
+    const PieceBytes bytes = dtypes_.piece_bytes(of.elements());
     std::byte* const memory = piece_buffers_[static_cast<std::size_t>(buffer)].data;
     UnitBuffers made{};
     made.updated_parameters = whole.updated_parameters.flat(of.begin, of.elements());
     if (whole.updated_gradients.elements() > 0)
         made.updated_gradients = whole.updated_gradients.flat(of.begin, of.elements());
     made.master = has_master() ? Tensor{memory, DType::fp32, {of.elements()}} : made.updated_parameters;
-    made.m = {memory + bytes.m, dtypes_.moments, {of.elements()}};
-    made.v = {memory + bytes.v, dtypes_.moments, {of.elements()}};
+    for (std::size_t i = 0; i < optimizer().state.size(); ++i)
+        made.state[i].values = {memory + bytes.state(i), dtypes_.moments, {of.elements()}};
     return made;
 }
 
-std::vector<AdamWSegment> ParameterStore::segments(int unit, const StatePiece& piece) const {
-    std::vector<AdamWSegment> of_piece;
-    for (const AdamWSegment& segment : segments(unit)) {
+std::vector<UpdateSegment> ParameterStore::segments(int unit, const StatePiece& piece) const {
+    std::vector<UpdateSegment> of_piece;
+    for (const UpdateSegment& segment : segments(unit)) {
         const ElementRange part = intersection({segment.begin, segment.end}, {piece.begin, piece.end});
         if (part.size() > 0)
             of_piece.push_back({part.begin - piece.begin, part.end - piece.begin, segment.weight_decay});
@@ -202,14 +218,11 @@ void ParameterStore::require_finished() const {
           "an update is pending: Trainer::finish_update() comes before state is read or set");
 }
 
-void ParameterStore::transfer_part(int unit, int piece, Tensor UnitBuffers::*flat, const ElementRange& part,
+void ParameterStore::transfer_part(int unit, int piece, Kept kept, const ElementRange& part,
                                    bool writes) const {
     const StatePiece& of = pieces(unit)[static_cast<std::size_t>(piece)];
-    const PieceBytes places(of.elements(), has_master(), dtypes_.moments);
-    const bool is_master = flat == &UnitBuffers::master;
-    const std::uint64_t place = is_master                 ? 0
-                                : flat == &UnitBuffers::m ? places.m
-                                                          : places.v,
+    const bool is_master = kept == Kept::master;
+    const std::uint64_t place = is_master ? 0 : dtypes_.piece_bytes(of.elements()).state(number_of(kept)),
                         size = size_of(is_master ? DType::fp32 : dtypes_.moments),
                         block = ScratchFile::alignment,
                         first = static_cast<std::uint64_t>(part.begin) * size / block * block,
@@ -220,12 +233,12 @@ void ParameterStore::transfer_part(int unit, int piece, Tensor UnitBuffers::*fla
 }
 
 template <class F>
-void ParameterStore::for_each_piece(int unit, Tensor UnitBuffers::*flat, bool writes, const F& f) const {
+void ParameterStore::for_each_piece(int unit, Kept kept, bool writes, const F& f) const {
     for (int piece = 0; piece < std::ssize(pieces(unit)); ++piece) {
         const StatePiece& of = pieces(unit)[static_cast<std::size_t>(piece)];
-        if (!writes) transfer_part(unit, piece, flat, {0, of.elements()}, false);
-        f(of, in_buffer(unit, piece, static_cast<int>(beside_step)));
-        if (writes) transfer_part(unit, piece, flat, {0, of.elements()}, true);
+        if (!writes) transfer_part(unit, piece, kept, {0, of.elements()}, false);
+        f(of, held(in_buffer(unit, piece, static_cast<int>(beside_step)), kept));
+        if (writes) transfer_part(unit, piece, kept, {0, of.elements()}, true);
     }
 }
 
@@ -235,8 +248,8 @@ void ParameterStore::set_weights(int unit, std::span<const float> values) {
     check(static_cast<std::int64_t>(values.size()) == own.updated_parameters.elements(),
           "as many weights as this rank updates");
     if (is_state_on_disk() && has_master()) {
-        for_each_piece(unit, &UnitBuffers::master, true, [&](const StatePiece& piece, const UnitBuffers& of) {
-            upload_rounded(updating_device(), of.master,
+        for_each_piece(unit, Kept::master, true, [&](const StatePiece& piece, const Tensor& master) {
+            upload_rounded(updating_device(), master,
                            values.subspan(static_cast<std::size_t>(piece.begin),
                                           static_cast<std::size_t>(piece.elements())));
         });
@@ -247,102 +260,92 @@ void ParameterStore::set_weights(int unit, std::span<const float> values) {
     store_parameters(unit);
 }
 
-void ParameterStore::read(int unit, Tensor UnitBuffers::*flat, std::span<float> values) const {
+void ParameterStore::read(int unit, Kept kept, std::span<float> values) const {
     require_finished();
-    const UnitBuffers& own = buffers(unit);
-    if (is_on_disk(flat)) {
-        return for_each_piece(unit, flat, false, [&](const StatePiece& piece, const UnitBuffers& of) {
+    if (is_on_disk(kept)) {
+        return for_each_piece(unit, kept, false, [&](const StatePiece& piece, const Tensor& of) {
             download_widened(updating_device(),
                              values.subspan(static_cast<std::size_t>(piece.begin),
                                             static_cast<std::size_t>(piece.elements())),
-                             of.*flat);
+                             of);
         });
     }
-    if (is_of_parameters(flat)) fetch_parameters(unit);
-    if (!is_in_8_bits(unit, flat)) return download_widened(device_of(flat), values, held(unit, flat));
-    const bool is_first = flat == &UnitBuffers::m;
-    const EightBitMoments& of = own.in_8_bits;
-    const Tensor &amax = is_first ? of.m_amax : of.v_amax, &small = is_first ? of.m : of.v;
+    if (is_of_parameters(kept)) fetch_parameters(unit);
+    if (!is_in_8_bits(unit, kept)) return download_widened(device_of(kept), values, held(unit, kept));
+    const UpdateState& of = state(unit, kept);
     std::vector<std::uint8_t> entries(values.size());
-    std::vector<float> greatest(static_cast<std::size_t>(amax.elements())),
-        of_small(static_cast<std::size_t>(small.elements()));
-    device_.download(entries.data(), own.*flat);
-    device_.download(greatest.data(), amax);
-    device_.download(of_small.data(), small);
+    std::vector<float> greatest(static_cast<std::size_t>(of.amax.elements())),
+        of_small(static_cast<std::size_t>(of.packed.elements()));
+    device_.download(entries.data(), of.values);
+    device_.download(greatest.data(), of.amax);
+    device_.download(of_small.data(), of.packed);
     for (std::size_t block = 0; block < greatest.size(); ++block)
         from_8_bits(values.subspan(block * eight_bit_block, eight_bit_block),
-                    &entries[block * eight_bit_block], greatest[block],
-                    is_first ? table_of_first_moments() : table_of_second_moments());
-    for (const AdamWSegment& segment : segments(unit)) {
-        if (segment.in_small >= 0)
-            std::copy_n(of_small.begin() + segment.in_small, segment.end - segment.begin,
+                    &entries[block * eight_bit_block], greatest[block], table(kept));
+    for (const UpdateSegment& segment : segments(unit)) {
+        if (segment.in_packed >= 0)
+            std::copy_n(of_small.begin() + segment.in_packed, segment.end - segment.begin,
                         values.begin() + segment.begin);
     }
 }
 
-void ParameterStore::for_each_held(int unit, Tensor UnitBuffers::*flat, const ElementRange& part,
+void ParameterStore::for_each_held(int unit, Kept kept, const ElementRange& part,
                                    const std::function<void(Device&, const Tensor&)>& f) const {
     require_finished();
-    const auto give = [&](const Tensor& tensor) { f(device_of(flat), tensor); };
-    if (is_on_disk(flat)) {
+    const auto give = [&](const Tensor& tensor) { f(device_of(kept), tensor); };
+    if (is_on_disk(kept)) {
         for (int piece = 0; piece < std::ssize(pieces(unit)); ++piece) {
             const StatePiece& of = pieces(unit)[static_cast<std::size_t>(piece)];
             const ElementRange mine = intersection(part, {of.begin, of.end});
             if (mine.size() == 0) continue;
-            transfer_part(unit, piece, flat, {mine.begin - of.begin, mine.end - of.begin}, false);
-            give((in_buffer(unit, piece, static_cast<int>(beside_step)).*flat)
+            transfer_part(unit, piece, kept, {mine.begin - of.begin, mine.end - of.begin}, false);
+            give(held(in_buffer(unit, piece, static_cast<int>(beside_step)), kept)
                      .flat(mine.begin - of.begin, mine.size()));
         }
         return;
     }
-    if (is_of_parameters(flat)) fetch_parameters(unit);
-    const UnitBuffers& own = buffers(unit);
-    const Tensor elements = held(unit, flat).flat(part.begin, part.size());
-    if (!is_in_8_bits(unit, flat)) return give(elements);
-    const bool is_first = flat == &UnitBuffers::m;
-    const EightBitMoments& of = own.in_8_bits;
-    for (const AdamWSegment& segment : segments(unit)) {
-        if (segment.in_small >= 0 && segment.begin <= part.begin && part.end <= segment.end)
-            return give(
-                (is_first ? of.m : of.v).flat(segment.in_small + part.begin - segment.begin, part.size()));
+    if (is_of_parameters(kept)) fetch_parameters(unit);
+    const Tensor elements = held(unit, kept).flat(part.begin, part.size());
+    if (!is_in_8_bits(unit, kept)) return give(elements);
+    const UpdateState& of = state(unit, kept);
+    for (const UpdateSegment& segment : segments(unit)) {
+        if (segment.in_packed >= 0 && segment.begin <= part.begin && part.end <= segment.end)
+            return give(of.packed.flat(segment.in_packed + part.begin - segment.begin, part.size()));
     }
     const std::int64_t first = part.begin / eight_bit_block,
                        end = (part.end + eight_bit_block - 1) / eight_bit_block;
     give(elements);
-    give((is_first ? of.m_amax : of.v_amax).flat(first, end - first));
+    give(of.amax.flat(first, end - first));
 }
 
-void ParameterStore::set_moments(int unit, Tensor UnitBuffers::*flat, std::span<const float> values) const {
+void ParameterStore::set_state(int unit, Kept kept, std::span<const float> values) const {
     require_finished();
-    const UnitBuffers& own = buffers(unit);
-    if (is_on_disk(flat)) {
-        return for_each_piece(unit, flat, true, [&](const StatePiece& piece, const UnitBuffers& of) {
-            upload_rounded(updating_device(), of.*flat,
+    if (is_on_disk(kept)) {
+        return for_each_piece(unit, kept, true, [&](const StatePiece& piece, const Tensor& of) {
+            upload_rounded(updating_device(), of,
                            values.subspan(static_cast<std::size_t>(piece.begin),
                                           static_cast<std::size_t>(piece.elements())));
         });
     }
-    if (!is_in_8_bits(unit, flat)) return upload_rounded(updating_device(), own.*flat, values);
-    const bool is_first = flat == &UnitBuffers::m;
-    const EightBitMoments& of = own.in_8_bits;
-    const Tensor &amax = is_first ? of.m_amax : of.v_amax, &small = is_first ? of.m : of.v;
+    const UpdateState& of = state(unit, kept);
+    if (!is_in_8_bits(unit, kept)) return upload_rounded(updating_device(), of.values, values);
     std::vector<float> large(values.begin(), values.end()),
-        of_small(static_cast<std::size_t>(small.elements())),
-        greatest(static_cast<std::size_t>(amax.elements()));
-    for (const AdamWSegment& segment : segments(unit)) {
-        if (segment.in_small < 0) continue;
+        of_small(static_cast<std::size_t>(of.packed.elements())),
+        greatest(static_cast<std::size_t>(of.amax.elements()));
+    for (const UpdateSegment& segment : segments(unit)) {
+        if (segment.in_packed < 0) continue;
         std::copy(values.begin() + segment.begin, values.begin() + segment.end,
-                  of_small.begin() + segment.in_small);
+                  of_small.begin() + segment.in_packed);
         std::fill(large.begin() + segment.begin, large.begin() + segment.end, 0.0F);
     }
     std::vector<std::uint8_t> entries(values.size());
     for (std::size_t block = 0; block < greatest.size(); ++block)
-        greatest[block] = to_8_bits(&entries[block * eight_bit_block],
-                                    std::span(large).subspan(block * eight_bit_block, eight_bit_block),
-                                    is_first ? table_of_first_moments() : table_of_second_moments());
-    device_.upload(own.*flat, entries.data());
-    device_.upload(amax, greatest.data());
-    device_.upload(small, of_small.data());
+        greatest[block] =
+            to_8_bits(&entries[block * eight_bit_block],
+                      std::span(large).subspan(block * eight_bit_block, eight_bit_block), table(kept));
+    device_.upload(of.values, entries.data());
+    device_.upload(of.amax, greatest.data());
+    device_.upload(of.packed, of_small.data());
 }
 
 void ParameterStore::round_stochastically(std::uint64_t seed, std::int64_t step) {
@@ -361,12 +364,11 @@ void ParameterStore::round_stochastically(std::uint64_t seed, std::int64_t step)
     };
     for (int unit = 0; unit < units(); ++unit) {
         if (!has(unit)) continue;
-        if (is_on_disk(&UnitBuffers::master)) {
-            for_each_piece(unit, &UnitBuffers::master, false,
-                           [&](const StatePiece& piece, const UnitBuffers& of) {
-                               round(buffers(unit).updated_parameters.flat(piece.begin, piece.elements()),
-                                     of.master, first_element(unit) + piece.begin);
-                           });
+        if (is_on_disk(Kept::master)) {
+            for_each_piece(unit, Kept::master, false, [&](const StatePiece& piece, const Tensor& master) {
+                round(buffers(unit).updated_parameters.flat(piece.begin, piece.elements()), master,
+                      first_element(unit) + piece.begin);
+            });
         } else {
             round(buffers(unit).updated_parameters, buffers(unit).master, first_element(unit));
         }

@@ -1,6 +1,8 @@
-// Holds every unit's parameters, gradients, master weights and moments, as store_layout.h has laid them out.
+// Holds every unit's parameters, gradients, master weights and optimizer state, as store_layout.h has laid them out.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -12,6 +14,7 @@
 #include "llmc/core/scratch_file.h"
 #include "llmc/core/tensor.h"
 #include "llmc/device/device.h"
+#include "llmc/device/eight_bit_state.h"
 #include "llmc/device/ops.h"
 #include "llmc/parallel/zero/store_layout.h"
 
@@ -22,11 +25,16 @@ struct UnitBuffers {
     Tensor parameters, gradients, gradient_sums;  // whole
     Tensor parameter_shard, gradient_shard;
     // The elements that this rank updates: all if it keeps the optimizer state whole, else its shard.
-    Tensor updated_parameters, updated_gradients, master, m, v;
-    EightBitMoments in_8_bits;
+    Tensor updated_parameters, updated_gradients, master;
+    std::array<UpdateState, most_states> state;  // by the optimizer's tensors of state
     // In the host's memory beside a device: those offloaded or updated there; and what the host updates with.
     Tensor host_parameters, host_gradients;
 };
+
+// What a rank has of each element that it updates; `whole_parameters` are those of all elements of a unit.
+enum class Kept : std::uint8_t { whole_parameters, parameters, gradients, master, state1, state2 };
+// A tensor of state by its number.
+constexpr Kept kept_state(std::size_t number) { return number == 0 ? Kept::state1 : Kept::state2; }
 
 // A run of elements of a unit's whole flat buffer.
 struct ElementRange {
@@ -46,6 +54,7 @@ class ParameterStore {
     int units() const { return static_cast<int>(layouts_.size()); }
     DType dtype() const { return dtypes_.compute; }
     DType dtype_of_moments() const { return dtypes_.moments; }
+    const Optimizer& optimizer() const { return optimizer_of(dtypes_.optimizer); }
     // Whether master weights are kept beside the parameters.
     bool has_master() const { return dtypes_.keeps_master(); }
     bool is_state_on_disk() const { return sharding_.offload.state == Tier::disk; }
@@ -60,7 +69,7 @@ class ParameterStore {
     // The operands of an update: where the host updates, all of them lie in the host's memory.
     UnitBuffers operands(int unit) const;
     // The segments of the elements that this rank updates.
-    std::span<const AdamWSegment> segments(int unit) const {
+    std::span<const UpdateSegment> segments(int unit) const {
         return segments_[static_cast<std::size_t>(unit)];
     }
 
@@ -80,7 +89,7 @@ class ParameterStore {
     ScratchFile::Traffic traffic() const { return file_ ? file_->traffic() : ScratchFile::Traffic{}; }
     // The piece's elements of what an update reads and writes; master weights and moments in a buffer.
     UnitBuffers in_buffer(int unit, int piece, int buffer) const;
-    std::vector<AdamWSegment> segments(int unit, const StatePiece& piece) const;
+    std::vector<UpdateSegment> segments(int unit, const StatePiece& piece) const;
 
     // ---- The update of the last step is pending until the next step, or Trainer::finish_update. Until then, reading
     // or setting state throws a ProgrammingError.
@@ -105,52 +114,54 @@ class ParameterStore {
     // them, rounded, the parameters. build_parameter_gathers later gathers the elements that other ranks
     // update.
     void set_weights(int unit, std::span<const float> values);
-    // Reads this rank's elements of a unit, in fp32: of &UnitBuffers::master, m, v or updated_gradients.
-    void read(int unit, Tensor UnitBuffers::*flat, std::span<float> values) const;
-    // Calls f for the tensors that hold a part of one of these buffers, of elements that are those of one tensor, and
-    // the device in whose memory they are. They are several for moments in 8 bits, and for state on disk, which passes
-    // through a buffer.
-    void for_each_held(int unit, Tensor UnitBuffers::*flat, const ElementRange& part,
+    // Reads this rank's elements of a unit, in fp32.
+    void read(int unit, Kept kept, std::span<float> values) const;
+    // Calls f for the tensors that hold a part of these elements, which are those of one tensor, and the device in
+    // whose memory they are. They are several for state in 8 bits, and for state on disk, which passes through a
+    // buffer.
+    void for_each_held(int unit, Kept kept, const ElementRange& part,
                        const std::function<void(Device&, const Tensor&)>& f) const;
-    // Sets its first or second moments.
-    void set_moments(int unit, Tensor UnitBuffers::*flat, std::span<const float> values) const;
-    // Rounds this rank's master weights into its parameters as AdamW's stochastic rounding did after `step`.
+    // Sets a tensor of state.
+    void set_state(int unit, Kept kept, std::span<const float> values) const;
+    // Rounds this rank's master weights into its parameters as the update's stochastic rounding did after `step`.
     void round_stochastically(std::uint64_t seed, std::int64_t step);
     // Sets this rank's initial weights. They are the same on every mesh.
     void initialize(std::uint64_t seed);
 
   private:
-    bool is_on_disk(Tensor UnitBuffers::*flat) const { return is_state_on_disk() && is_state(flat); }
-    bool is_in_8_bits(int unit, Tensor UnitBuffers::*flat) const {
-        return (flat == &UnitBuffers::m || flat == &UnitBuffers::v) &&
-               (buffers(unit).*flat).dtype == DType::uint8;
+    static bool is_of_optimizer(Kept kept) { return kept == Kept::state1 || kept == Kept::state2; }
+    static std::size_t number_of(Kept kept) { return kept == Kept::state1 ? 0 : 1; }
+    const UpdateState& state(int unit, Kept kept) const { return buffers(unit).state[number_of(kept)]; }
+    const EightBitTable& table(Kept kept) const {
+        return table_in_8_bits(optimizer().state[number_of(kept)].has_sign);
+    }
+    bool is_on_disk(Kept kept) const { return is_state_on_disk() && is_state(kept); }
+    bool is_in_8_bits(int unit, Kept kept) const {
+        return is_of_optimizer(kept) && state(unit, kept).values.dtype == DType::uint8;
     }
 
     void require_finished() const;
-    bool is_state(Tensor UnitBuffers::*flat) const {
-        return flat == &UnitBuffers::m || flat == &UnitBuffers::v ||
-               (flat == &UnitBuffers::master && has_master());
-    }
+    bool is_state(Kept kept) const { return is_of_optimizer(kept) || (kept == Kept::master && has_master()); }
     // The device whose memory has the optimizer state, or what passes through it, and what an update reads and writes.
     Device& updating_device() const { return sharding_.offload.updates_on_host() ? device_.host() : device_; }
-    // The device that has one of the flat buffers, and the buffer there.
-    Device& device_of(Tensor UnitBuffers::*flat) const;
-    Tensor held(int unit, Tensor UnitBuffers::*flat) const;
+    // The device that has them, and the buffer there.
+    Device& device_of(Kept kept) const;
+    Tensor held(int unit, Kept kept) const;
+    static Tensor held(const UnitBuffers& of, Kept kept);
     // A unit's parameters that are offloaded: what transfers to the disk use, and their buffer on the device.
     Tensor on_disk(int unit) const;
     Tensor on_device(int unit) const;
     bool are_offloaded(int unit) const { return are_parameters_offloaded(sharding_, unit, part_); }
     void store_parameters(int unit) const;
-    bool is_of_parameters(Tensor UnitBuffers::*flat) const {
-        return flat == &UnitBuffers::parameters || flat == &UnitBuffers::parameter_shard ||
-               flat == &UnitBuffers::updated_parameters || (flat == &UnitBuffers::master && !has_master());
+    bool is_of_parameters(Kept kept) const {
+        return kept == Kept::whole_parameters || kept == Kept::parameters ||
+               (kept == Kept::master && !has_master());
     }
-    // Reads or writes some elements of a piece, of master weights or one moment, outside a step.
-    void transfer_part(int unit, int piece, Tensor UnitBuffers::*flat, const ElementRange& part,
-                       bool writes) const;
-    // Calls f(the piece, its state in memory) for each piece on disk: that of `flat` is read before, or written after.
+    // Reads or writes some elements of a piece outside a step.
+    void transfer_part(int unit, int piece, Kept kept, const ElementRange& part, bool writes) const;
+    // Calls f(the piece, its elements in memory) for each piece on disk: they are read before, or written after.
     template <class F>
-    void for_each_piece(int unit, Tensor UnitBuffers::*flat, bool writes, const F& f) const;
+    void for_each_piece(int unit, Kept kept, bool writes, const F& f) const;
 
     Device& device_;
     StoreDtypes dtypes_;
@@ -164,7 +175,7 @@ class ParameterStore {
     std::vector<std::optional<std::uint64_t>> parameter_places_;
     std::vector<UnitLayout> layouts_;
     std::vector<UnitBuffers> buffers_;
-    std::vector<std::vector<AdamWSegment>> segments_;
+    std::vector<std::vector<UpdateSegment>> segments_;
 };
 
 }  // namespace llmc

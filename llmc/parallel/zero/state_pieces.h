@@ -1,5 +1,5 @@
 // Optimizer state on a disk: a unit's state is divided into pieces, which pass through three buffers in memory in turn.
-// A piece is [master | m | v] in the file and in a buffer, each from a multiple of ScratchFile::alignment bytes.
+// A piece is [master | state ...] in the file and in a buffer, each from a multiple of ScratchFile::alignment bytes.
 #pragma once
 
 #include <algorithm>
@@ -41,16 +41,17 @@ inline int count_of_pieces(std::int64_t updated, std::int64_t least) {
 
 // Where the parts of a piece begin, in bytes.
 struct PieceBytes {
-    std::size_t m = 0, v = 0, all = 0;
+    std::size_t master = 0, each_state = 0, all = 0;
 
-    PieceBytes(std::int64_t elements, bool has_master, DType moments) {
+    PieceBytes(std::int64_t elements, bool has_master, DType state, int states) {
         const auto bytes = [&](DType dtype) {
             return whole_blocks(static_cast<std::uint64_t>(elements) * size_of(dtype));
         };
-        m = has_master ? bytes(DType::fp32) : 0;
-        v = m + bytes(moments);
-        all = v + bytes(moments);
+        master = has_master ? bytes(DType::fp32) : 0;
+        each_state = bytes(state);
+        all = master + static_cast<std::size_t>(states) * each_state;
     }
+    std::size_t state(std::size_t number) const { return master + number * each_state; }
 };
 
 }  // namespace llmc

@@ -7,7 +7,7 @@
 
 #include "llmc/core/error.h"
 #include "llmc/core/scratch_file.h"
-#include "llmc/device/eight_bit_moments.h"
+#include "llmc/device/eight_bit_state.h"
 
 namespace llmc {
 
@@ -28,7 +28,7 @@ void add_pieces(StoreLayout& store, std::int64_t updated) {
     for (std::int64_t begin = 0; begin < updated; begin += most) {
         const std::int64_t end = std::min(begin + most, updated);
         pieces.push_back({begin, end, store.file_bytes});
-        store.file_bytes += PieceBytes(end - begin, store.dtypes.keeps_master(), store.dtypes.moments).all;
+        store.file_bytes += store.dtypes.piece_bytes(end - begin).all;
     }
 }
 
@@ -38,11 +38,11 @@ void add_piece_buffers(StoreLayout& store, MemoryLayout& layout) {
     std::int64_t most = 0;
     for (const std::vector<StatePiece>& pieces : store.pieces)
         for (const StatePiece& piece : pieces) most = std::max(most, piece.elements());
-    const PieceBytes bytes(most, store.dtypes.keeps_master(), store.dtypes.moments);
+    const std::size_t bytes = store.dtypes.piece_bytes(most).all;
     for (int buffer = 0; buffer < state_buffers; ++buffer)
         store.piece_buffers.push_back(
             layout.add(ArenaKind::moments, fmt::format("a piece of state, {}", buffer), DType::uint8,
-                       {static_cast<std::int64_t>(bytes.all)}, buffer_alignment,
+                       {static_cast<std::int64_t>(bytes)}, buffer_alignment,
                        store.sharding.offload.has_own_memory ? Tier::host : Tier::device));
 }
 
@@ -131,18 +131,17 @@ StoreLayout lay_out_store(MemoryLayout& layout, const StoreDtypes& dtypes, const
             ids.master = layout.add(ArenaKind::master, unit.name(), DType::fp32, updated, buffer_alignment,
                                     offload.state);
         const DType moments = dtypes.moments_of(outlined);
-        ids.m = layout.add(ArenaKind::moments, unit.name() + ".m", moments, if_training(updated),
-                           buffer_alignment, offload.state);
-        ids.v = layout.add(ArenaKind::moments, unit.name() + ".v", moments, if_training(updated),
-                           buffer_alignment, offload.state);
-        const auto beside = [&](const char* name, std::int64_t count) {
+        const auto beside = [&](const std::string& name, std::int64_t count) {
             const bool is_there = trains && moments == DType::uint8;
-            return layout.add(ArenaKind::moments, unit.name() + name, DType::fp32, {is_there ? count : 0});
+            return layout.add(ArenaKind::moments, name, DType::fp32, {is_there ? count : 0});
         };
-        ids.m_amax = beside(".m.amax", updated[0] / eight_bit_block);
-        ids.v_amax = beside(".v.amax", updated[0] / eight_bit_block);
-        ids.small_m = beside(".m.small", places_of_small(unit).back());
-        ids.small_v = beside(".v.small", places_of_small(unit).back());
+        for (const StateTensor& described : optimizer_of(dtypes.optimizer).state) {
+            const std::string name = fmt::format("{}.{}", unit.name(), described.name);
+            ids.state.push_back({layout.add(ArenaKind::moments, name, moments, if_training(updated),
+                                            buffer_alignment, offload.state),
+                                 beside(name + ".amax", updated[0] / eight_bit_block),
+                                 beside(name + ".packed", places_of_small(unit).back())});
+        }
         store.buffers.push_back(ids);
         store.pieces.emplace_back();
     }

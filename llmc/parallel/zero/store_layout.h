@@ -1,5 +1,5 @@
-// Lays out every unit's parameters, gradients, master weights and moments in the arenas and on the disk. Only this
-// decides which of them a rank holds whole and which sharded (sharding.h).
+// Lays out every unit's parameters, gradients, master weights and optimizer state in the arenas and on the disk. Only
+// this decides which of them a rank holds whole and which sharded (sharding.h).
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,7 @@
 #include "llmc/core/memory_layout.h"
 #include "llmc/core/tensor.h"
 #include "llmc/model/units.h"
+#include "llmc/optim/formulas.h"
 #include "llmc/parallel/zero/sharding.h"
 #include "llmc/parallel/zero/state_pieces.h"
 
@@ -26,9 +27,11 @@ struct UnitBufferIds {
     BufferId gradient_sums;
     // fp32, whole or a shard. Without `master`, as in fp32, the parameters serve as master weights.
     std::optional<BufferId> master;
-    BufferId m, v;  // AdamW's moments
-    // With moments in 8 bits: EightBitMoments. The moments of small tensors are those of the whole unit on each rank.
-    BufferId m_amax, v_amax, small_m, small_v;
+    // UpdateState (ops_update.h). In 8 bits, `packed` has the small tensors of the whole unit on each rank.
+    struct State {
+        BufferId values, amax, packed;
+    };
+    std::vector<State> state;  // by the optimizer's tensors of state
     // In the host's memory beside a device: what is offloaded there or passes through, or what the host updates.
     std::optional<BufferId> host_parameters;  // X
     std::optional<BufferId> host_gradients;   // those that this rank updates with
@@ -40,6 +43,7 @@ struct StoreDtypes {
     DType moments = DType::fp32;                       // or bf16, or uint8: in 8 bits, of layers
     bool has_master = true;                            // if the compute dtype is not fp32
     std::int64_t least_piece = std::int64_t{1} << 20;  // elements of a piece on disk, at least
+    OptimizerKind optimizer = OptimizerKind::adamw;
 
     bool keeps_master() const { return compute != DType::fp32 && has_master; }
     // Moments of tables and of the head stay in fp32 where those of layers are in 8 bits: a token's row has a gradient
@@ -47,6 +51,12 @@ struct StoreDtypes {
     DType moments_of(const Outline::OutlinedUnit& unit) const {
         return moments == DType::uint8 && unit.class_of_layers < 0 ? DType::fp32 : moments;
     }
+    PieceBytes piece_bytes(std::int64_t elements) const {
+        return {elements, keeps_master(), moments, states()};
+    }
+    int states() const { return static_cast<int>(optimizer_of(optimizer).state.size()); }
+    // Of an element.
+    double moment_bytes() const { return states() * static_cast<double>(size_of(moments)); }
 };
 
 struct StoreLayout {
@@ -64,12 +74,12 @@ struct StoreLayout {
 };
 
 // Lays out the buffers for one stage's and one tensor-parallel rank's part of the model, and a training step
-// of `micro_batches`. Without `trains`, gradients and moments have no elements.
+// of `micro_batches`. Without `trains`, gradients and optimizer state have no elements.
 StoreLayout lay_out_store(MemoryLayout& layout, const StoreDtypes& dtypes, const StagePart& part,
                           const Sharding& sharding, int micro_batches, TensorRank tensor = {},
                           bool trains = true);
 
-// With moments in 8 bits: whether a tensor keeps its moments in fp32, and where each such tensor begins among those of
+// With state in 8 bits: whether a tensor keeps its state in fp32, and where each such tensor begins among those of
 // its unit, in quads; then their number of elements.
 bool is_small(const UnitLayout::Entry& entry);
 std::vector<std::int64_t> places_of_small(const UnitLayout& unit);

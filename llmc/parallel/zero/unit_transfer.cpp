@@ -52,14 +52,14 @@ void UnitTransfer::copy_part(int unit, int tensor_rank, bool from_whole) {
     }
 }
 
-std::span<const float> UnitTransfer::collect(int unit, Tensor UnitBuffers::*flat) {
+std::span<const float> UnitTransfer::collect(int unit, Kept kept) {
     // The first group of the first stage that has the unit holds all shards.
     const auto has = [&](const StagePart& part) { return part.has_unit(unit); };
     const auto stage = static_cast<int>(std::ranges::find_if(parts_, has) - parts_.begin());
     const int shards = store_.sharding().keeps_optimizer_whole() ? 1 : store_.sharding().shards;
     const bool gives = mesh_.stage() == stage && mesh_.data_rank() < shards;
     const auto download = [&](std::vector<float>& to) {
-        store_.read(unit, flat, std::span(to).first(static_cast<std::size_t>(store_.updated(unit).size())));
+        store_.read(unit, kept, std::span(to).first(static_cast<std::size_t>(store_.updated(unit).size())));
     };
     if (!is_root()) {
         if (!gives) return {};

@@ -26,10 +26,9 @@ class UnitTransfer {
     // Whether this is the process that reads and writes the files.
     bool is_root() const { return world_.rank() == 0; }
 
-    // Returns on the root a unit's whole flat buffer in fp32. `flat` is one that ranks update:
-    // &UnitBuffers::master, m, v or updated_gradients. Returns an empty span elsewhere. Valid until the next
-    // call.
-    std::span<const float> collect(int unit, Tensor UnitBuffers::*flat);
+    // Returns on the root a unit's whole flat buffer in fp32, of what ranks keep of the elements that they update.
+    // Returns an empty span elsewhere. Valid until the next call.
+    std::span<const float> collect(int unit, Kept kept);
 
     // Returns on the root a unit's whole flat buffer, filled with zeros, for the caller to fill. Returns an
     // empty span elsewhere.

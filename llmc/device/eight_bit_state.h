@@ -1,6 +1,6 @@
 // Numbers in 8 bits by blocks (Dettmers et al. 2022, "8-bit optimizers via block-wise quantization"): 256 neighbors are
 // divided by their greatest magnitude, and each is stored as the number of the nearest entry of a table. The entries
-// are dense near 0, where most of a moment's numbers lie.
+// are dense near 0, where most numbers of an optimizer's state lie.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 namespace llmc {
 
 inline constexpr std::int64_t eight_bit_block = 256;
-// Moments of tensors with fewer elements stay in fp32: their statistics are too few, and they take little memory.
+// The state of tensors with fewer elements stays in fp32: their statistics are too few, and they take little memory.
 inline constexpr std::int64_t least_in_8_bits = 4096;
 
 using EightBitTable = std::array<float, 256>;
@@ -37,13 +37,9 @@ inline EightBitTable eight_bit_table(bool has_sign) {
     if (has_sign) table.front() = -1;
     return table;
 }
-inline const EightBitTable& table_of_first_moments() {
-    static const EightBitTable table = eight_bit_table(true);
-    return table;
-}
-inline const EightBitTable& table_of_second_moments() {
-    static const EightBitTable table = eight_bit_table(false);
-    return table;
+inline const EightBitTable& table_in_8_bits(bool has_sign) {
+    static const EightBitTable with_sign = eight_bit_table(true), without = eight_bit_table(false);
+    return has_sign ? with_sign : without;
 }
 
 // The numbers of the entries nearest to each x, from -1 to 1; of two, the smaller entry's. At most a block.
@@ -71,8 +67,8 @@ inline void from_8_bits(std::span<float> to, const std::uint8_t* entries, float 
                         const EightBitTable& table) {
     for (std::size_t i = 0; i < to.size(); ++i) to[i] = table[entries[i]] * amax;
 }
-// Returns the greatest magnitude. The table without signs, of second moments, gives no positive number the entry 0: an
-// update divides by the root of the second moment, so that a first moment beside 0 would count 1/eps times.
+// Returns the greatest magnitude. The table without signs gives no positive number the entry 0: AdamW divides by the
+// root of the second moment, so that a first moment beside 0 would count 1/eps times.
 inline float to_8_bits(std::uint8_t* entries, std::span<const float> from, const EightBitTable& table) {
     float amax = 0;
     for (const float x : from) amax = std::max(amax, std::fabs(x));

@@ -1,0 +1,59 @@
+// An optimizer as a description: its state, its numbers, and the parameters that it is for. Its formula stands beside
+// the description (adamw.h, lion.h, sgd.h); formulas.h lists all. The store, plans, files and options read these, and
+// name no optimizer.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+namespace llmc {
+
+enum class OptimizerKind : std::uint8_t { adamw, lion, sgd };
+
+// A tensor of state has a number for each element of a parameter.
+struct StateTensor {
+    std::string_view name;       // PyTorch's; in files "<parameter>.NAME"
+    std::string_view described;  // "first moment"
+    bool has_sign = true;        // otherwise no number is negative
+};
+inline constexpr std::size_t most_states = 2, most_hyperparameters = 4;
+
+// A number of the formula, an option --NAME of the program.
+struct Hyperparameter {
+    std::string_view name, help;
+    double default_value, lowest, highest;
+    bool is_switch = false;  // its value is 0 or 1, and 0 by default
+};
+
+// Numbers of each tensor of state, of the same elements.
+using LoadedState = std::array<std::vector<float>, most_states>;
+
+struct Optimizer {
+    OptimizerKind kind;
+    std::string_view name;  // of --optimizer
+    std::span<const StateTensor> state;
+    std::span<const Hyperparameter> hyperparameters;  // in the order of UpdateStep::numbers
+    // Multiples of the learning rate that suits a model with AdamW, and of the weight decay, by default.
+    double learning_rate = 1, weight_decay = 1;
+    void (*mend)(LoadedState& loaded) = nullptr;  // corrects what earlier programs have saved
+};
+
+// The numbers of a step.
+struct UpdateStep {
+    std::int64_t step = 1;  // counts from 1
+    double learning_rate = 0;
+    std::array<double, most_hyperparameters> numbers{};  // of the optimizer's hyperparameters
+    double max_grad_norm = 0;                            // clip the global norm to this; 0 does not clip
+    double loss_scale = 1;                               // of the gradients, a power of two
+};
+
+// The numbers of an element's parameter.
+struct UpdateRates {
+    float decay;   // what the formula makes of learning rate and weight decay
+    float factor;  // of the learning rate
+};
+
+}  // namespace llmc
