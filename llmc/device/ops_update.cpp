@@ -120,12 +120,14 @@ std::int64_t OptimizerUpdate::sizes() const {
           "without a master copy, parameters are rounded at random");
     check(kept == DType::fp32 || kept == DType::bf16 || kept == DType::uint8,
           "state is in fp32, bf16 or 8 bits");
-    check(gradients.dtype == DType::fp32 || gradients.dtype == X, "gradients are in fp32 or X");
+    check(gradients.dtype == DType::fp32 || gradients.dtype == DType::bf16 || gradients.dtype == X,
+          "gradients are in fp32, bf16 or X");
     for (const auto& [x, which] : {std::pair{&master, "master"}, {&gradients, "gradients"}})
         check_elements(*x, n, which);
     check_elements(norm_squared, 1, "norm_squared");
     check_segments(segments, n);
-    const std::size_t states = optimizer_of(optimizer).state.size();
+    const auto states =
+        static_cast<std::size_t>(with_formula(optimizer, []<class Formula>() { return Formula::states; }));
     for (std::size_t i = 0; i < most_states; ++i) {
         check(!!state[i].values == (i < states), "the optimizer has as many tensors of state");
         check(i >= states || state[i].values.dtype == kept, "all state is in one dtype");
@@ -138,6 +140,41 @@ std::int64_t OptimizerUpdate::sizes() const {
     check(step.step >= 1, "an optimizer's steps count from 1");
     return n;
 }
+
+std::int64_t Momentum::sizes() const {
+    check_operands(*this);
+    const std::int64_t n = out.elements();
+    check(state.dtype == DType::fp32 || state.dtype == DType::bf16, "momentum is in fp32 or bf16");
+    check(gradients.dtype == DType::fp32 || gradients.dtype == DType::bf16, "gradients are in fp32 or bf16");
+    for (const auto& [x, which] : {std::pair{&state, "state"}, {&gradients, "gradients"}})
+        check_elements(*x, n, which);
+    check_elements(norm_squared, 1, "norm_squared");
+    check_segments(segments, n);
+    check(rounding_of_state.has_value() == (state.dtype == DType::bf16),
+          "state in bf16 is rounded at random");
+    if (rounding_of_state) check_rounding(*rounding_of_state);
+    return n;
+}
+std::int64_t CopyMatrix::sizes() const {
+    check_operands(*this);
+    const std::int64_t out_rows = transposed ? columns : rows, out_columns = transposed ? rows : columns;
+    check(rows > 0 && columns > 0, "a matrix has rows and columns");
+    check(in_stride >= columns && out_stride >= out_columns, "a row begins behind the row before");
+    check(in.elements() >= (rows - 1) * in_stride + columns &&
+              out.elements() >= (out_rows - 1) * out_stride + out_columns,
+          "the buffers have room for the matrix");
+    return rows * columns;
+}
+std::int64_t Combine::sizes() const {
+    check_elements(norm_squared, 1, "norm_squared");
+    return same_elements(*this, out, {{&x, "x"}, {&y, "y"}});
+}
+
+OpCost Momentum::cost() const { return elementwise(*this, 6 * elements_of(out)); }
+OpCost CopyMatrix::cost() const {
+    return {.bytes = 2.0 * static_cast<double>(rows * columns) * static_cast<double>(size_of(in.dtype))};
+}
+OpCost Combine::cost() const { return elementwise(*this, 3 * elements_of(out)); }
 
 OpCost GlobalNormSquared::cost() const { return elementwise(*this, 2 * elements_of(x)); }
 OpCost Sum::cost() const { return elementwise(*this, elements_of(x)); }

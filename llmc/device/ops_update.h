@@ -185,7 +185,7 @@ struct Sum {
 // random as well: to nearest, it would stay what it is where a step changes it by less than 2^-9. If norm_squared is
 // not finite, nothing is changed.
 //   parameters X (n); master fp32 (n), or `parameters` itself if X is fp32 or X is bf16 with `rounding`;
-//   the optimizer's state fp32 or bf16 (n), or uint8 (n, a multiple of 256) with amax; gradients fp32 or X (n);
+//   the formula's state fp32 or bf16 (n), or uint8 (n, a multiple of 256) with amax; gradients fp32, bf16 or X (n);
 //   norm_squared fp64 (1); segments in increasing order;
 //   rounding [optional] only if X is bf16; rounding_of_state with state in bf16
 struct OptimizerUpdate {
@@ -199,7 +199,8 @@ struct OptimizerUpdate {
     auto fields(const auto& see) const {
         const auto& [first, second] = state;
         return see(number("optimizer", optimizer), writes("parameters", parameters),
-                   changes("master", master, any_dtype), changes("state1", first.values, any_dtype),
+                   changes("master", master, any_dtype),
+                   of_variant(changes("state1", first.values, any_dtype)),
                    of_variant(changes("state2", second.values, any_dtype)),
                    reads("gradients", gradients, any_dtype), reads("norm_squared", norm_squared, DType::fp64),
                    of_variant(changes("amax1", first.amax, DType::fp32)),
@@ -214,6 +215,62 @@ struct OptimizerUpdate {
     std::int64_t sizes() const;
     OpCost cost() const;
     WorkspaceRequest workspace() const;
+};
+
+// ---- Muon (optim/muon.h) ----
+
+// state = mu state + (1 - mu) g;  out = mu state + (1 - mu) g, with g as above and mu = numbers[0] of the step. State in
+// bf16 is rounded at random. If norm_squared is not finite, nothing is changed.
+//   out X (n); state fp32 or bf16 (n); gradients fp32 or bf16 (n); norm_squared fp64 (1); segments in increasing order;
+//   rounding_of_state [optional] with state in bf16
+struct Momentum {
+    static constexpr std::string_view name = "momentum";
+    Tensor out, state, gradients, norm_squared;
+    std::span<const UpdateSegment> segments;
+    UpdateStep step;
+    std::optional<StochasticRounding> rounding_of_state{};
+    auto fields(const auto& see) const {
+        return see(changes("out", out), changes("state", state, any_dtype),
+                   reads("gradients", gradients, any_dtype), reads("norm_squared", norm_squared, DType::fp64),
+                   number("segments", segments), number("step", step.step), number("numbers", step.numbers),
+                   number("max_grad_norm", step.max_grad_norm), number("loss_scale", step.loss_scale),
+                   number("rounding_of_state", rounding_of_state));
+    }
+    std::int64_t sizes() const;
+    OpCost cost() const;
+};
+
+// Copies a matrix, or its transpose: row i of `in` begins at element i in_stride, and row j of `out`, or column i of
+// `in`, at element j out_stride.
+//   out, in X, with room for these rows; they do not overlap
+struct CopyMatrix {
+    static constexpr std::string_view name = "copy_matrix";
+    Tensor out, in;
+    std::int64_t rows, columns;  // of `in`
+    std::int64_t out_stride, in_stride;
+    bool transposed = false;
+    auto fields(const auto& see) const {
+        return see(changes("out", out), reads("in", in), number("rows", rows), number("columns", columns),
+                   number("out_stride", out_stride), number("in_stride", in_stride),
+                   number("transposed", transposed));
+    }
+    std::int64_t sizes() const;
+    OpCost cost() const;
+};
+
+// out = (a x + b y) s, in fp32 and rounded once. Without norm_squared, s is 1; with it, 1/max(sqrt(norm_squared), 1e-7).
+//   out, x, y X, of one number of elements, at any address; y [optional]: 0; out may be x or y
+struct Combine {
+    static constexpr std::string_view name = "combine";
+    Tensor out, x, y;
+    float a = 1, b = 0;
+    Tensor norm_squared{};  // fp64 (1)
+    auto fields(const auto& see) const {
+        return see(writes("out", out), reads("x", x), of_variant(reads("y", y)), number("a", a),
+                   number("b", b), of_variant(reads("norm_squared", norm_squared, DType::fp64)));
+    }
+    std::int64_t sizes() const;
+    OpCost cost() const;
 };
 
 // ---- elementwise ----

@@ -23,24 +23,32 @@ namespace llmc {
 
 namespace {
 
-// One kind of tensor in a file: what of every unit, and the suffix of the tensor's name.
+// One kind of tensor in a file: what of every unit. State has the suffix that the tensor's optimizer gives it.
 struct Kind {
     Kept kept;
-    std::string suffix;
-};
-const Kind weights{Kept::master, ""};
+    int state = -1;  // its number; -1: not of the optimizer
 
-std::vector<Kind> kinds_of(const Optimizer& optimizer) {
+    // Nothing for a tensor that has none.
+    std::optional<std::string> suffix(const Optimizer& optimizer) const {
+        if (state < 0) return "";
+        if (state >= std::ssize(optimizer.state)) return std::nullopt;
+        return fmt::format(".{}", optimizer.state[static_cast<std::size_t>(state)].name);
+    }
+};
+const Kind weights{Kept::master};
+
+std::vector<Kind> kinds_of_state(const ParameterStore& store) {
     std::vector<Kind> kinds;
-    for (std::size_t i = 0; i < optimizer.state.size(); ++i)
-        kinds.push_back({kept_state(i), fmt::format(".{}", optimizer.state[i].name)});
+    for (int i = 0; i < store.dtypes().states(); ++i)
+        kinds.push_back({kept_state(static_cast<std::size_t>(i)), i});
     return kinds;
 }
 
 bool is_of_optimizer(std::string_view name) {
     return std::ranges::any_of(all_optimizers, [&](const Optimizer* optimizer) {
-        return std::ranges::any_of(kinds_of(*optimizer),
-                                   [&](const Kind& kind) { return name.ends_with(kind.suffix); });
+        return std::ranges::any_of(optimizer->state, [&](const StateTensor& state) {
+            return name.ends_with(fmt::format(".{}", state.name));
+        });
     });
 }
 
@@ -68,14 +76,17 @@ std::span<Number> tensor_of(std::span<Number> flat, const UnitLayout::Entry& ent
 }
 
 // The tensors of a file, with kinds in their order. `dtype` is the format's name of that of all elements.
-std::vector<SafetensorsEntry> table_of(std::span<const UnitLayout> units, std::span<const Kind> kinds,
-                                       const Model::Files& files, const char* dtype) {
+std::vector<SafetensorsEntry> table_of(const ParameterStore& store, const UnitTransfer& transfer,
+                                       std::span<const Kind> kinds, const char* dtype) {
+    const Model::Files& files = store.part().outline->files;
     std::vector<SafetensorsEntry> table;
     for (const Kind& kind : kinds) {
-        for (const UnitLayout& unit : units) {
+        for (int number = 0; number < store.units(); ++number) {
+            const UnitLayout& unit = transfer.units()[static_cast<std::size_t>(number)];
             for (const UnitLayout::Entry& entry : unit.entries())
-                table.push_back({files.name_in_file(unit.full_name(entry.spec)) + kind.suffix, dtype,
-                                 file_shape(entry.spec)});
+                if (const auto suffix = kind.suffix(store.optimizer_of(number, entry.spec)))
+                    table.push_back({files.name_in_file(unit.full_name(entry.spec)) + *suffix, dtype,
+                                     file_shape(entry.spec)});
         }
     }
     return table;
@@ -101,6 +112,8 @@ void collect_tensors(const ParameterStore& store, UnitTransfer& transfer, std::s
     collect_all(store, transfer, kinds, [&](const Kind& kind, int unit, std::span<const float> flat) {
         const UnitLayout& layout = transfer.units()[static_cast<std::size_t>(unit)];
         for (const UnitLayout::Entry& entry : layout.entries()) {
+            const auto suffix = kind.suffix(store.optimizer_of(unit, entry.spec));
+            if (!suffix) continue;
             std::span<const float> values = tensor_of(flat, entry);
             if (entry.spec.transposed_in_files) {
                 const std::int64_t columns = entry.spec.shape.last();
@@ -108,7 +121,7 @@ void collect_tensors(const ParameterStore& store, UnitTransfer& transfer, std::s
                 transpose(transposed, values, entry.spec.shape.elements() / columns, columns);
                 values = transposed;
             }
-            f(files.name_in_file(layout.full_name(entry.spec)) + kind.suffix, values);
+            f(files.name_in_file(layout.full_name(entry.spec)) + *suffix, values);
         }
     });
 }
@@ -116,7 +129,7 @@ void collect_tensors(const ParameterStore& store, UnitTransfer& transfer, std::s
 void save(const std::filesystem::path& file, const ParameterStore& store, UnitTransfer& transfer,
           std::span<const Kind> kinds, bool sync) {
     if (!transfer.is_root()) return collect_all(store, transfer, kinds, [](auto&&...) {});
-    SafetensorsWriter writer(file, table_of(transfer.units(), kinds, store.part().outline->files, "F32"));
+    SafetensorsWriter writer(file, table_of(store, transfer, kinds, "F32"));
     collect_tensors(store, transfer, kinds, [&](const std::string& name, std::span<const float> values) {
         writer.append(name, std::as_bytes(values));
     });
@@ -289,12 +302,15 @@ void check_shape(const ModelFile& model, const std::string& name, const ParamSpe
 }
 
 // Reads a unit's tensors of one kind into its flat buffer.
-void read_unit(const ModelFile& model, const UnitLayout& layout, const Kind& kind, std::span<float> flat) {
+void read_unit(const ModelFile& model, const ParameterStore& store, int unit, const UnitLayout& layout,
+               const Kind& kind, std::span<float> flat) {
     const std::filesystem::path& file = model.path();
     const WeightFiles& reader = model.reader();
     std::vector<float> transposed;
     for (const UnitLayout::Entry& entry : layout.entries()) {
-        const std::string name = model.name_of(layout.full_name(entry.spec) + kind.suffix);
+        const auto suffix = kind.suffix(store.optimizer_of(unit, entry.spec));
+        if (!suffix) continue;
+        const std::string name = model.name_of(layout.full_name(entry.spec) + *suffix);
         const Shape expected = file_shape(entry.spec);
         check_shape(model, name, entry.spec);
         const std::span<float> values = tensor_of(flat, entry);
@@ -312,9 +328,10 @@ void read_unit(const ModelFile& model, const UnitLayout& layout, const Kind& kin
 
 // The part of a unit that this rank updates; empty if its stage does not have the unit. Valid until the next call.
 // `file` is null except on the root.
-std::span<const float> load_unit(const ModelFile* file, UnitTransfer& transfer, const Kind& kind, int unit) {
+std::span<const float> load_unit(const ModelFile* file, const ParameterStore& store, UnitTransfer& transfer,
+                                 const Kind& kind, int unit) {
     const std::span<float> whole = transfer.whole(unit);
-    if (file) read_unit(*file, transfer.units()[static_cast<std::size_t>(unit)], kind, whole);
+    if (file) read_unit(*file, store, unit, transfer.units()[static_cast<std::size_t>(unit)], kind, whole);
     return transfer.distribute(unit);
 }
 
@@ -327,7 +344,7 @@ std::unique_ptr<const ModelFile> open_on_root(const std::filesystem::path& file,
 
 std::vector<SafetensorsEntry> weights_table(const ParameterStore& store, const UnitTransfer& transfer,
                                             const char* dtype) {
-    return table_of(transfer.units(), std::span(&weights, 1), store.part().outline->files, dtype);
+    return table_of(store, transfer, std::span(&weights, 1), dtype);
 }
 
 void collect_weights(const ParameterStore& store, UnitTransfer& transfer, const SeeTensor& f) {
@@ -336,7 +353,7 @@ void collect_weights(const ParameterStore& store, UnitTransfer& transfer, const 
 
 void save_tensors(const std::filesystem::path& file, const ParameterStore& store, UnitTransfer& transfer,
                   Kept kept, bool sync) {
-    const Kind kind{kept, ""};
+    const Kind kind{kept};
     save(file, store, transfer, std::span(&kind, 1), sync);
 }
 
@@ -358,23 +375,23 @@ void load_weights(const std::filesystem::path& path, ParameterStore& store, Unit
         file->check_tied_head();
     }
     for (int unit = 0; unit < store.units(); ++unit) {
-        const std::span<const float> own = load_unit(file.get(), transfer, weights, unit);
+        const std::span<const float> own = load_unit(file.get(), store, transfer, weights, unit);
         if (store.has(unit)) store.set_weights(unit, own);
     }
 }
 
 void save_state(const std::filesystem::path& file, const ParameterStore& store, UnitTransfer& transfer,
                 bool sync) {
-    save(file, store, transfer, kinds_of(store.optimizer()), sync);
+    save(file, store, transfer, kinds_of_state(store), sync);
 }
 
 void load_state(const std::filesystem::path& file, const ParameterStore& store, UnitTransfer& transfer) {
     const auto opened = open_on_root(file, store, transfer);
-    const std::vector<Kind> kinds = kinds_of(store.optimizer());
+    const std::vector<Kind> kinds = kinds_of_state(store);
     LoadedState loaded;
     for (int unit = 0; unit < store.units(); ++unit) {
         for (std::size_t i = 0; i < kinds.size(); ++i) {
-            const std::span<const float> own = load_unit(opened.get(), transfer, kinds[i], unit);
+            const std::span<const float> own = load_unit(opened.get(), store, transfer, kinds[i], unit);
             loaded[i].assign(own.begin(), own.end());
         }
         if (!store.has(unit)) continue;

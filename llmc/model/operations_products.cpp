@@ -343,11 +343,15 @@ int trace_product(Trace& t, const Operation& row, const std::string& name, int x
                  fmt::format("needs an input that ranks divide as one, but {} has several pieces, or pieces "
                              "that ranks share",
                              t[x].name));
+    // What comes before the divided dimension of the outputs tells matrices apart, such as those of q, k and v.
+    int matrices = 1;
+    for (int i = 0; i < split.output_dim.value_or(0); ++i) matrices *= static_cast<int>(outputs[i]);
     const ParamSpec weight{.name = tied.empty() ? name + ".weight" : tied,
                            .shape = outputs + Shape{t[x].features()},
                            .init = init,
                            .tensor_dim = split.output_dim.value_or(outputs.dimensions()),
-                           .transposed_in_files = t.transposes_products_in_files};
+                           .transposed_in_files = t.transposes_products_in_files,
+                           .matrices = matrices};
     std::vector<Piece> pieces;
     if (divides_outputs && !split.what.empty()) pieces.push_back({outputs[*split.output_dim], split.what});
     std::vector<Value> made;
@@ -404,7 +408,8 @@ int packed_product(Trace& t, const std::string& name, int x, const std::vector<P
                            .init = init,
                            .tensor_dim = 0,
                            .most_ranks = most_ranks,
-                           .joins_previous = !weights.empty()});
+                           .joins_previous = !weights.empty(),
+                           .matrices = 1});
         biases.push_back(vector_of(of + ".bias", outputs, 0, 0));
         biases.back().most_ranks = most_ranks;
         biases.back().joins_previous = biases.size() > 1;

@@ -10,6 +10,11 @@
 
 namespace llmc {
 
+ElementRange intersection(const ElementRange& a, const ElementRange& b) {
+    const std::int64_t begin = std::max(a.begin, b.begin);
+    return {begin, std::max(begin, std::min(a.end, b.end))};
+}
+
 namespace {
 
 constexpr std::int64_t tensor_alignment = 128;  // elements

@@ -41,6 +41,9 @@ struct ParamSpec {
     std::int64_t row_multiple = 1;
     bool transposed_in_files = false;  // Hugging Face's Conv1D has (in, out), this program (out, in)
 
+    // Of how many matrices of products it consists, one behind the other; 0: it is no matrix of a product.
+    int matrices = 0;
+
     // Whether this is a vector: a product's bias (in the shape of its outputs), or a norm's weight or bias.
     // Vectors have no weight decay.
     bool is_vector = false;
@@ -58,6 +61,14 @@ struct ParamSpec {
     }
     bool operator==(const ParamSpec&) const = default;
 };
+
+// A run of elements of a flat buffer.
+struct ElementRange {
+    std::int64_t begin = 0, end = 0;
+    std::int64_t size() const { return end - begin; }
+};
+// The elements that both ranges contain; empty (begin = end) if there are none.
+ElementRange intersection(const ElementRange& a, const ElementRange& b);
 
 // The shape that each of `ranks` ranks stores: with padding, the same on all.
 Shape stored_shape(const ParamSpec& spec, int ranks);

@@ -38,6 +38,7 @@ inline constexpr Optimizer adamw = {.kind = OptimizerKind::adamw,
 // precision by cancellation in fp32.
 struct AdamW {
     static constexpr const Optimizer& description = adamw;
+    static constexpr int states = 2;
     static constexpr double flops = 15;  // of an element
 
     float beta1, beta2, one_minus_beta1, one_minus_beta2, eps;

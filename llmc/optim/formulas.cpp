@@ -28,10 +28,10 @@ double default_weight_decay(const Optimizer& optimizer) {
 namespace {
 
 // "adamw 0.95, lion 0.99", of pairs of an optimizer and its default; or the one that all have.
-std::string defaults_text(const std::vector<std::pair<std::string_view, double>>& defaults) {
-    const double first = defaults.front().second;
-    if (std::ranges::all_of(defaults, [&](const auto& each) { return each.second == first; }))
-        return fmt::format("{}", first);
+using Defaults = std::vector<std::pair<std::string_view, std::string>>;
+std::string defaults_text(const Defaults& defaults) {
+    const std::string& first = defaults.front().second;
+    if (std::ranges::all_of(defaults, [&](const auto& each) { return each.second == first; })) return first;
     std::string text;
     for (const auto& [name, value] : defaults)
         text += fmt::format("{}{}~{}", text.empty() ? "" : ", ", name, value);
@@ -41,32 +41,48 @@ std::string defaults_text(const std::vector<std::pair<std::string_view, double>>
 }  // namespace
 
 std::string default_weight_decays() {
-    std::vector<std::pair<std::string_view, double>> defaults;
+    Defaults defaults;
     for (const Optimizer* optimizer : all_optimizers)
-        defaults.emplace_back(optimizer->name, default_weight_decay(*optimizer));
+        defaults.emplace_back(optimizer->name, fmt::format("{}", default_weight_decay(*optimizer)));
     return defaults_text(defaults);
+}
+
+std::vector<Hyperparameter> all_numbers_of(const Optimizer& optimizer) {
+    std::vector<Hyperparameter> numbers(optimizer.hyperparameters.begin(), optimizer.hyperparameters.end());
+    if (optimizer.others)
+        numbers.insert(numbers.end(), optimizer.others->hyperparameters.begin(),
+                       optimizer.others->hyperparameters.end());
+    return numbers;
 }
 
 std::vector<std::string_view> optimizers_with(std::string_view hyperparameter) {
     std::vector<std::string_view> names;
-    for (const Optimizer* optimizer : all_optimizers)
-        if (std::ranges::find(optimizer->hyperparameters, hyperparameter, &Hyperparameter::name) !=
-            optimizer->hyperparameters.end())
+    for (const Optimizer* optimizer : all_optimizers) {
+        const std::vector<Hyperparameter> numbers = all_numbers_of(*optimizer);
+        if (std::ranges::find(numbers, hyperparameter, &Hyperparameter::name) != numbers.end())
             names.push_back(optimizer->name);
+    }
     return names;
 }
 
 const std::vector<HyperparameterOption>& hyperparameter_options() {
     static const std::vector<HyperparameterOption> options = [] {
         std::vector<HyperparameterOption> made;
-        std::map<std::string_view, std::vector<std::pair<std::string_view, double>>> defaults;
+        std::map<std::string_view, Defaults> defaults;
         for (const Optimizer* optimizer : all_optimizers) {
             for (const Hyperparameter& number : optimizer->hyperparameters) {
                 auto found = std::ranges::find(made, number.name, &HyperparameterOption::name);
-                if (found == made.end()) found = made.insert(found, {number.name, "", number.is_switch});
+                if (found == made.end())
+                    found = made.insert(
+                        found,
+                        {number.name, "", number.is_switch, {number.choices.begin(), number.choices.end()}});
                 found->help += fmt::format("{} --optimizer {}, {}", found->help.empty() ? "With" : "; with",
                                            optimizer->name, number.help);
-                defaults[number.name].emplace_back(optimizer->name, number.default_value);
+                const std::string of_default =
+                    number.choices.empty()
+                        ? fmt::format("{}", number.default_value)
+                        : std::string(number.choices[static_cast<std::size_t>(number.default_value)]);
+                defaults[number.name].emplace_back(optimizer->name, of_default);
             }
         }
         for (HyperparameterOption& option : made)

@@ -11,11 +11,12 @@
 #include "llmc/core/error.h"
 #include "llmc/optim/adamw.h"
 #include "llmc/optim/lion.h"
+#include "llmc/optim/muon.h"
 #include "llmc/optim/sgd.h"
 
 namespace llmc {
 
-inline constexpr std::array all_optimizers = {&adamw, &lion, &sgd};
+inline constexpr std::array all_optimizers = {&adamw, &lion, &sgd, &muon};
 
 static_assert([] {
     for (std::size_t i = 0; i < all_optimizers.size(); ++i)
@@ -31,6 +32,9 @@ inline const Optimizer& optimizer_of(OptimizerKind kind) {
 const Optimizer& optimizer_named(std::string_view name);
 std::vector<std::string> optimizer_names();
 
+// Its hyperparameters, and those of its others.
+std::vector<Hyperparameter> all_numbers_of(const Optimizer& optimizer);
+
 // The weight decay by default; and of all optimizers, for --help.
 double default_weight_decay(const Optimizer& optimizer);
 std::string default_weight_decays();
@@ -40,6 +44,7 @@ struct HyperparameterOption {
     std::string_view name;
     std::string help;
     bool is_switch;  // off by default
+    std::vector<std::string> choices;
 };
 const std::vector<HyperparameterOption>& hyperparameter_options();
 std::vector<std::string_view> optimizers_with(std::string_view hyperparameter);
@@ -54,6 +59,8 @@ decltype(auto) with_formula(OptimizerKind kind, F&& f) {
             return f.template operator()<Lion>();
         case OptimizerKind::sgd:
             return f.template operator()<Sgd>();
+        case OptimizerKind::muon:
+            return f.template operator()<Muon>();
     }
     programming_error("an unknown optimizer");
 }

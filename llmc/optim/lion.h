@@ -26,6 +26,7 @@ inline constexpr Optimizer lion = {.kind = OptimizerKind::lion,
 
 struct Lion {
     static constexpr const Optimizer& description = lion;
+    static constexpr int states = 1;
     static constexpr double flops = 10;  // of an element
 
     float beta1, beta2, one_minus_beta1, one_minus_beta2;

@@ -11,7 +11,7 @@
 
 namespace llmc {
 
-enum class OptimizerKind : std::uint8_t { adamw, lion, sgd };
+enum class OptimizerKind : std::uint8_t { adamw, lion, sgd, muon };
 
 // A tensor of state has a number for each element of a parameter.
 struct StateTensor {
@@ -25,8 +25,10 @@ inline constexpr std::size_t most_states = 2, most_hyperparameters = 4;
 struct Hyperparameter {
     std::string_view name, help;
     double default_value, lowest, highest;
-    bool is_switch = false;  // its value is 0 or 1, and 0 by default
+    bool is_switch = false;                          // its value is 0 or 1, and 0 by default
+    std::span<const std::string_view> choices = {};  // words of which its value is the number
 };
+using HyperparameterValues = std::array<double, most_hyperparameters>;
 
 // Numbers of each tensor of state, of the same elements.
 using LoadedState = std::array<std::vector<float>, most_states>;
@@ -38,6 +40,12 @@ struct Optimizer {
     std::span<const Hyperparameter> hyperparameters;  // in the order of UpdateStep::numbers
     // Multiples of the learning rate that suits a model with AdamW, and of the weight decay, by default.
     double learning_rate = 1, weight_decay = 1;
+    // If set, the optimizer is for the matrices of the layers' products alone, which it updates as a whole, and the other
+    // parameters have this one.
+    const Optimizer* others = nullptr;
+    // Then the factor of the rate of a matrix, and the rate where --lr is that of the others.
+    double (*rate_factor)(double rows, double columns, const HyperparameterValues& numbers) = nullptr;
+    double (*own_rate)(double learning_rate, const HyperparameterValues& numbers) = nullptr;
     void (*mend)(LoadedState& loaded) = nullptr;  // corrects what earlier programs have saved
 };
 
@@ -45,15 +53,15 @@ struct Optimizer {
 struct UpdateStep {
     std::int64_t step = 1;  // counts from 1
     double learning_rate = 0;
-    std::array<double, most_hyperparameters> numbers{};  // of the optimizer's hyperparameters
-    double max_grad_norm = 0;                            // clip the global norm to this; 0 does not clip
-    double loss_scale = 1;                               // of the gradients, a power of two
+    HyperparameterValues numbers{};         // of the optimizer's hyperparameters
+    double max_grad_norm = 0;  // clip the global norm to this; 0 does not clip
+    double loss_scale = 1;     // of the gradients, a power of two
 };
 
 // The numbers of an element's parameter.
 struct UpdateRates {
     float decay;   // what the formula makes of learning rate and weight decay
-    float factor;  // of the learning rate
+    float factor;  // of the learning rate, except in the decay
 };
 
 }  // namespace llmc

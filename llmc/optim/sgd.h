@@ -24,6 +24,7 @@ inline constexpr Optimizer sgd = {.kind = OptimizerKind::sgd,
 
 struct Sgd {
     static constexpr const Optimizer& description = sgd;
+    static constexpr int states = 1;
     static constexpr double flops = 8;  // of an element
 
     float momentum;

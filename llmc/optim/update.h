@@ -37,7 +37,7 @@ struct StepNumbers {
         return static_cast<float>(clip / loss_scale);
     }
     LLMC_HOST_DEVICE UpdateRates rates(double weight_decay, double factor) const {
-        return {Formula::decay(learning_rate * factor, weight_decay), static_cast<float>(factor)};
+        return {Formula::decay(learning_rate, weight_decay), static_cast<float>(factor)};
     }
 };
 

@@ -1,5 +1,6 @@
 // The plan of a rank: the lists of its stage, and their memory.
 #include "llmc/plan/run_plan.h"
+#include "llmc/parallel/step/orthogonal.h"
 
 #include <algorithm>
 #include <array>
@@ -115,7 +116,8 @@ std::vector<UnitBytes> unit_bytes(const RunSpec& spec, std::span<const UnitLayou
         bytes.push_back({.parameters = elements * size_of(spec.dtype),
                          .gradients = elements * size_of(spec.gradient_dtype),
                          .replicated_gradients = replicated * size_of(spec.gradient_dtype),
-                         .gradient_size = size_of(spec.gradient_dtype)});
+                         .gradient_size = size_of(spec.gradient_dtype),
+                         .directions = elements * size_of(spec.store_dtypes().of_directions())});
     }
     return bytes;
 }
@@ -130,6 +132,21 @@ BytesMoved bytes_moved(const Step& step, const StoreLayout& store, const MemoryL
         if (action.stream == StreamKind::disk_out) bytes.written += moved;
     }
     return bytes;
+}
+
+// Of the stage, each size once.
+std::vector<MatrixSizes> matrices_updated_as_a_whole(const RunPlan& plan) {
+    std::vector<MatrixSizes> matrices;
+    if (!plan.store.directions) return matrices;
+    for (const auto& [number, _] : plan.part().units) {
+        const Outline::OutlinedUnit& unit = plan.outline->unit(number);
+        for (const ParamSpec& spec : unit.spec.params) {
+            if (!plan.store.dtypes.has_directions(unit, spec)) continue;
+            const MatrixSizes sizes = matrix_sizes(spec);
+            if (std::ranges::find(matrices, sizes) == matrices.end()) matrices.push_back(sizes);
+        }
+    }
+    return matrices;
 }
 
 void lay_out_memory(RunPlan& plan, const DeviceSizes& sizes, std::size_t staging_bytes) {
@@ -148,9 +165,13 @@ void lay_out_memory(RunPlan& plan, const DeviceSizes& sizes, std::size_t staging
                                                          .norm_blocks = norm_blocks,
                                                          .recompute = spec.recompute});
     plan.communication = add_bytes(plan.memory, ArenaKind::communication, staging_bytes);
-    plan.workspace =
-        add_bytes(plan.memory, ArenaKind::workspace,
-                  sizes.workspace_bytes(workspace_request(spec.model, plan.lists->kinds.front().sizes)));
+    std::size_t workspace =
+        sizes.workspace_bytes(workspace_request(spec.model, plan.lists->kinds.front().sizes));
+    for (const MatrixSizes& matrix : matrices_updated_as_a_whole(plan))
+        for (const WorkspaceRequest& request :
+             workspace_of_orthogonalise(matrix, plan.store.dtypes.of_directions()))
+            workspace = std::max(workspace, sizes.workspace_bytes(request));
+    plan.workspace = add_bytes(plan.memory, ArenaKind::workspace, workspace);
 }
 
 StageNeeds needs_of(const RunPlan& plan) {
@@ -205,6 +226,11 @@ std::uint64_t RunNeeds::largest_disk() const {
 
 std::uint64_t bytes_moved(const Action& action, const StoreLayout& store, const MemoryLayout& memory) {
     const auto unit = static_cast<std::size_t>(action.unit);
+    const auto shards =
+        static_cast<std::uint64_t>(store.sharding.keeps_optimizer_whole() ? 1 : store.sharding.shards);
+    if (action.kind == ActionKind::upload_directions || action.kind == ActionKind::download_directions)
+        return static_cast<std::uint64_t>(store.units[unit].padded_elements(store.sharding.ranks())) *
+               size_of(store.dtypes.of_directions()) / shards;
     if (action.stream == StreamKind::to_device || action.stream == StreamKind::from_device) {
         const UnitBufferIds& ids = store.buffers[unit];
         const BufferId id = moves_parameters(action.kind) ? *ids.host_parameters : *ids.host_gradients;
@@ -216,11 +242,11 @@ std::uint64_t bytes_moved(const Action& action, const StoreLayout& store, const 
         const StatePiece& piece = store.pieces[unit][static_cast<std::size_t>(action.piece)];
         return store.dtypes.piece_bytes(piece.elements()).all;
     }
-    const auto shards =
+    const auto parameter_shards =
         static_cast<std::uint64_t>(store.sharding.keeps_parameters_whole() ? 1 : store.sharding.shards);
     return whole_blocks(
         static_cast<std::uint64_t>(store.units[unit].padded_elements(store.sharding.ranks())) *
-        size_of(store.dtypes.compute) / shards);
+        size_of(store.dtypes.compute) / parameter_shards);
 }
 
 namespace {

@@ -11,6 +11,7 @@
 #include "llmc/core/error.h"
 #include "llmc/core/text.h"
 #include "llmc/device/counting_ops.h"
+#include "llmc/parallel/step/orthogonal.h"
 #include "llmc/plan/whole_pipeline.h"
 
 namespace llmc {
@@ -129,6 +130,16 @@ TimePart part_of(StreamKind stream) {
     return TimePart::host;
 }
 
+// The directions' buffers for operations that are only counted.
+DirectionBuffers<Tensor> counted(const DirectionBuffers<BufferId>& ids, const MemoryLayout& memory) {
+    const auto tensor = [&](const BufferId& id) {
+        const MemoryLayout::Buffer& buffer = memory.buffers()[static_cast<std::size_t>(id.index)];
+        return Tensor{marked_address(1), buffer.dtype, buffer.shape};
+    };
+    return {tensor(ids.directions), tensor(ids.own_on_host), tensor(ids.matrix),   tensor(ids.product),
+            tensor(ids.square),     tensor(ids.squared),     tensor(ids.partials), tensor(ids.norm)};
+}
+
 // The durations of a stage's actions.
 class ActionTimes {
   public:
@@ -199,6 +210,27 @@ class ActionTimes {
             case ActionKind::sum_tied:
                 return 2 * gather_seconds(gradients / sharding.shards, 2, mesh.tensor * mesh.data_ranks(),
                                           rates_);
+            case ActionKind::upload_directions:
+            case ActionKind::download_directions:
+                return seconds_at(moved(), rates_.host_link);
+            case ActionKind::gather_directions: {
+                const double directions =
+                    elements * static_cast<double>(size_of(plan_.store.dtypes.of_directions()));
+                return (sharding.keeps_optimizer_whole()
+                            ? 0
+                            : gather_seconds(directions, sharding.shards, mesh.tensor, rates_)) +
+                       gather_seconds(mesh.tensor * directions, mesh.tensor, 1, rates_);
+            }
+            case ActionKind::momentum: {
+                // Gradients are read, momentum is read and written, directions are written.
+                const double bytes =
+                    held * (4 + 2 * static_cast<double>(size_of(plan_.store.dtypes.moments)) +
+                            static_cast<double>(size_of(plan_.store.dtypes.of_directions())));
+                return action.stream == StreamKind::host ? seconds_at(bytes, rates_.host_memory)
+                                                         : std::max(rates_.launch, bytes / rates_.memory);
+            }
+            case ActionKind::orthogonalise:
+                return orthogonalise_seconds(action.unit);
             case ActionKind::update: {
                 // Gradients are read; moments and weights are read and written; parameters are written.
                 const DType moments_dtype = plan_.store.dtypes.moments_of(plan_.outline->unit(action.unit));
@@ -221,6 +253,29 @@ class ActionTimes {
             default:
                 return rates_.launch;
         }
+    }
+
+    // Of the rank that has shares of the most work.
+    double orthogonalise_seconds(int number) {
+        const Outline::OutlinedUnit& outlined = plan_.outline->unit(number);
+        const auto [found, is_new] = of_class_.try_emplace(outlined.class_of_layers);
+        if (!is_new) return found->second;
+        const Sharding& sharding = plan_.spec.mesh.sharding;
+        const UnitLayout& unit = plan_.store.units[static_cast<std::size_t>(number)];
+        const std::int64_t elements = unit.padded_elements(sharding.ranks()),
+                           shards = sharding.keeps_optimizer_whole() ? 1 : sharding.shards;
+        for (std::int64_t shard = 0; shard < shards; ++shard) {
+            CountingOps ops;
+            orthogonalise(
+                ops, unit, elements, {shard * elements / shards, (shard + 1) * elements / shards},
+                [&](const ParamSpec& spec) { return plan_.store.dtypes.has_directions(outlined, spec); },
+                counted(*plan_.store.directions, plan_.memory));
+            TimeParts time;
+            for (const CountingOps::Counted& operation : ops.counted)
+                add_operation(time, operation.cost, rates_);
+            found->second = std::max(found->second, time.total());
+        }
+        return found->second;
     }
 
     TimeParts pass_time(const Action& action) {
@@ -257,6 +312,7 @@ class ActionTimes {
     const RunPlan& plan_;
     const StepRates& rates_;
     std::map<std::tuple<int, ActionKind, RecomputeKind>, TimeParts> known_;
+    std::map<int, double> of_class_;  // of orthogonalise, by the class of layers
 };
 
 // Runs the lists of all stages: an action begins when its stream is free and the actions that it waits for are done;

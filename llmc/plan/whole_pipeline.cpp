@@ -103,6 +103,15 @@ std::vector<int> state_pieces(const RunPlan& plan) {
     return counts;
 }
 
+// The units whose matrices are updated as a whole.
+std::set<int> units_with_directions(const RunPlan& plan) {
+    std::set<int> units;
+    const StoreDtypes dtypes = plan.spec.store_dtypes();
+    for (int unit = 0; unit < plan.outline->units_count(); ++unit)
+        if (dtypes.has_directions(plan.outline->unit(unit))) units.insert(unit);
+    return units;
+}
+
 StepSpec step_spec(const RunPlan& plan, int stage) {
     return {.part = plan.parts[static_cast<std::size_t>(stage)],
             .stage = stage,
@@ -112,7 +121,8 @@ StepSpec step_spec(const RunPlan& plan, int stage) {
             .rounds_gradients = plan.spec.gradient_dtype != DType::fp32,
             .reduces_amax = plan.spec.fp8 == Fp8Scaling::delayed,
             .recompute = plan.spec.recompute,
-            .state_pieces = state_pieces(plan)};
+            .state_pieces = state_pieces(plan),
+            .units_with_directions = units_with_directions(plan)};
 }
 
 std::vector<StagePart> parts_of_pipeline(const RunSpec& spec) {

@@ -183,8 +183,11 @@ std::optional<std::string> non_finite_state(const ParameterStore& store, Communi
                 tensors.push_back({unit, &entry, kept, what});
         };
         add(Kept::parameters, "weight");
-        for_each_state(store.optimizer(),
-                       [&](Kept kept, std::string_view what) { add(kept, fmt::format("{} of", what)); });
+        for (const UnitLayout::Entry& entry : store.layout(unit).entries()) {
+            for_each_state(store.optimizer_of(unit, entry.spec), [&](Kept kept, std::string_view what) {
+                tensors.push_back({unit, &entry, kept, fmt::format("{} of", what)});
+            });
+        }
     }
     return first_non_finite_of(tensors, store, ranks);
 }
@@ -261,7 +264,7 @@ std::vector<NamedShare> shares_of(const ParameterStore& store, int shard) {
                 add("parameters", Kept::parameters, false);
             }
             if (store.has_master()) add("master weights", Kept::master, whole_state);
-            for_each_state(store.optimizer(),
+            for_each_state(store.optimizer_of(unit, entry.spec),
                            [&](Kept kept, std::string_view what) { add(what, kept, whole_state); });
         }
     }

@@ -119,9 +119,12 @@ ModelOptions unset_model_options() {
 
 OptimizerOptions unset_optimizer_options() {
     OptimizerOptions unset;
-    for (const HyperparameterOption& option : hyperparameter_options())
-        unset.emplace(option.name,
-                      option.is_switch ? OptimizerOption(std::optional<bool>()) : std::optional<double>());
+    for (const HyperparameterOption& option : hyperparameter_options()) {
+        OptimizerOption value;
+        if (option.is_switch) value = std::optional<bool>();
+        if (!option.choices.empty()) value = std::optional<std::string>();
+        unset.emplace(option.name, value);
+    }
     return unset;
 }
 
@@ -129,20 +132,29 @@ namespace {
 
 // Takes missing hyperparameters from the optimizer, and refuses those that it does not have.
 void resolve_optimizer(Options& o) {
-    const Optimizer& optimizer = o.optimizer_used();
+    const std::vector<Hyperparameter> numbers = all_numbers_of(o.optimizer_used());
     for (auto& [name, option] : o.optimizer_options) {
-        const auto found = std::ranges::find(optimizer.hyperparameters, name, &Hyperparameter::name);
+        const auto found = std::ranges::find(numbers, name, &Hyperparameter::name);
         std::visit(
             [&, &name = name]<class T>(std::optional<T>& value) {
-                if (found != optimizer.hyperparameters.end()) {
+                if (found == numbers.end()) {
+                    if (value)
+                        user_error(
+                            "--{} is not an option of --optimizer {}; leave it out, or give --optimizer {}",
+                            name, o.optimizer, fmt::join(optimizers_with(name), " or "));
+                } else if constexpr (std::is_same_v<T, std::string>) {
+                    value = value.value_or(
+                        std::string(found->choices[static_cast<std::size_t>(found->default_value)]));
+                } else {
                     value = value.value_or(static_cast<T>(found->default_value));
-                } else if (value) {
-                    user_error("--{} is not an option of --optimizer {}; leave it out, or give --optimizer {}",
-                               name, o.optimizer, fmt::join(optimizers_with(name), " or "));
                 }
             },
             option);
     }
+    if (o.optimizer_used().others && o.moments_dtype == "8bit")
+        user_error("--optimizer {} keeps moments in fp32 or bf16; give --moments-dtype bf16", o.optimizer);
+    if (o.optimizer_used().others && o.offload_optimizer == "nvme")
+        user_error("--optimizer {} keeps its state in memory; give --offload-optimizer cpu", o.optimizer);
 }
 
 // Takes missing values from the named model, and derives the other defaults from them.
@@ -234,8 +246,8 @@ void check_ranges(const Options& o) {
     require_range<std::int64_t>("warmup-steps", *o.warmup_steps, 0, many);
     require_range("min-lr-fraction", o.min_lr_fraction, 0.0, 1.0);
     require_range("weight-decay", *o.weight_decay, 0.0, large);
-    for (const Hyperparameter& number : o.optimizer_used().hyperparameters)
-        require_range(number.name.data(), o.number_of_optimizer(number), number.lowest, number.highest);
+    for (const Hyperparameter& number : all_numbers_of(o.optimizer_used()))
+        require_range(number.name.data(), o.value_of(number), number.lowest, number.highest);
     require_range("grad-clip", o.grad_clip, 0.0, large);
     require_range<std::int64_t>("val-every", o.val_every, 0, many);
     require_range<std::int64_t>("val-batches", o.val_batches, 0, many);
@@ -317,15 +329,23 @@ DType Options::kept_moments_dtype() const {
     return moments_dtype == "8bit" ? DType::uint8 : dtype_named(moments_dtype);
 }
 
-double Options::number_of_optimizer(const Hyperparameter& number) const {
-    return std::visit([](const auto& value) { return static_cast<double>(value.value()); },
-                      optimizer_options.find(number.name)->second);
+double Options::value_of(const Hyperparameter& number) const {
+    return std::visit(
+        [&]<class T>(const std::optional<T>& value) {
+            if constexpr (std::is_same_v<T, std::string>) {
+                return static_cast<double>(std::ranges::find(number.choices, *value) -
+                                           number.choices.begin());
+            } else {
+                return static_cast<double>(value.value());
+            }
+        },
+        optimizer_options.find(number.name)->second);
 }
 
-std::array<double, most_hyperparameters> Options::numbers_of_optimizer() const {
-    std::array<double, most_hyperparameters> numbers{};
-    std::ranges::transform(optimizer_used().hyperparameters, numbers.begin(),
-                           [&](const Hyperparameter& number) { return number_of_optimizer(number); });
+HyperparameterValues Options::numbers_of(const Optimizer& of) const {
+    HyperparameterValues numbers{};
+    std::ranges::transform(of.hyperparameters, numbers.begin(),
+                           [&](const Hyperparameter& number) { return value_of(number); });
     return numbers;
 }
 

@@ -37,7 +37,7 @@ using ModelOption = std::variant<std::optional<std::int64_t>, std::optional<doub
 using ModelOptions = std::map<std::string, ModelOption, std::less<>>;
 ModelOptions unset_model_options();
 // Those of the optimizers (optim/formulas.h), in the same way.
-using OptimizerOption = std::variant<std::optional<double>, std::optional<bool>>;
+using OptimizerOption = std::variant<std::optional<double>, std::optional<bool>, std::optional<std::string>>;
 using OptimizerOptions = std::map<std::string, OptimizerOption, std::less<>>;
 OptimizerOptions unset_optimizer_options();
 
@@ -194,9 +194,9 @@ struct Options {
     DType kept_gradient_dtype() const;
     DType kept_moments_dtype() const;
     const Optimizer& optimizer_used() const { return optimizer_named(optimizer); }
-    // The values of its hyperparameters. The options must be resolved.
-    double number_of_optimizer(const Hyperparameter& number) const;
-    std::array<double, most_hyperparameters> numbers_of_optimizer() const;
+    // The values of hyperparameters. The options must be resolved.
+    double value_of(const Hyperparameter& number) const;
+    HyperparameterValues numbers_of(const Optimizer& of) const;
     StoreDtypes store_dtypes() const;
     Fp8Scaling fp8_scaling() const;
     // Whether weights are rounded to bf16 at random.

@@ -324,14 +324,16 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
         "Apply weight decay N to matrices and embeddings, not to biases and layernorms (default: {})",
         default_weight_decays());
     setting("weight-decay", o.weight_decay, {decay_help.c_str()}, any);
-    for (const HyperparameterOption& option : hyperparameter_options()) {
-        std::visit([&](auto& value) { setting(option.name.data(), value, {option.help.c_str()}, any); },
-                   o.optimizer_options.find(option.name)->second);
-    }
     setting("grad-clip", o.grad_clip, {"Clip the gradient's global norm to N; 0: do not clip"}, any);
-
     setting("stochastic-rounding", o.stochastic_rounding,
             {"Round weights to --dtype bf16 stochastically, not to nearest"}, any);
+
+    group("Hyperparameters of optimizers");
+    for (const HyperparameterOption& option : hyperparameter_options()) {
+        std::visit(
+            [&](auto& value) { setting(option.name.data(), value, {option.help.c_str()}, option.choices); },
+            o.optimizer_options.find(option.name)->second);
+    }
 
     group("Validation and samples");
     setting("val-every", o.val_every, {"Validate every N steps and after the last; 0: after the last only"},

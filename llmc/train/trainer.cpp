@@ -47,7 +47,8 @@ Trainer::Trainer(const Options& options, const RunPlan& plan, Device& device, Co
       device_(device),
       world_(world),
       arenas_(device, plan.memory),
-      store_(device, arenas_, plan.store, options.weight_decay.value(), plan.spec.mesh.shard(), scratch),
+      store_(device, arenas_, plan.store, options.weight_decay.value(), plan.spec.mesh.shard(), scratch,
+             options.numbers_of(options.optimizer_used())),
       transfer_(device, store_, world, plan.spec.mesh, plan.parts),
       executor_(*plan.lists, device, groups, store_, bind(plan.activations, arenas_),
                 static_cast<int>(plan.micro_batches), options.overlap_grad_reduce),
@@ -138,12 +139,20 @@ void Trainer::choose_algorithms(std::string_view earlier, std::int64_t prompt_to
 
 Update Trainer::next_update() const {
     const std::int64_t step = progress_.applied() + 1;
+    const Optimizer& optimizer = options_.optimizer_used();
     Update update{.step = {.step = step,
                            .learning_rate = learning_rate(schedule_, step),
-                           .numbers = options_.numbers_of_optimizer(),
+                           .numbers = options_.numbers_of(optimizer),
                            .max_grad_norm = options_.grad_clip,
                            .loss_scale = scaler_.scale()},
                   .rounding_seed = rounding_seed()};
+    if (optimizer.others) {
+        update.others = update.step;
+        update.others.numbers = options_.numbers_of(*optimizer.others);
+        Schedule own = schedule_;
+        own.peak = optimizer.own_rate(own.peak, update.step.numbers);
+        update.step.learning_rate = learning_rate(own, step);
+    }
     if (store_.dtype_of_moments() == DType::bf16) update.state_seed = options_.seed;
     return update;
 }
@@ -240,7 +249,7 @@ StepMetrics Trainer::train_step(TrainingBatches& batches) {
     return {.step = progress_.step,
             .loss = loss,
             .grad_norm = is_skipped ? std::nullopt : std::optional(norm),
-            .learning_rate = update.step.learning_rate,
+            .learning_rate = learning_rate(schedule_, update.step.step),
             .tokens = tokens(),
             .targets = batches.has_rows() ? std::optional(targets) : std::nullopt,
             .tokens_per_second = global_tokens / elapsed.count(),

@@ -21,7 +21,8 @@ from reference_ops import (
     layernorm_forward, matmul_backward, matmul_forward)
 from reference_fp8 import fp8_matmul_backward, fp8_matmul_forward, quantise_to_bytes
 from reference_heads import head_norm_backward, head_norm_backward_sums, head_norm_forward, head_norm_sums, rope
-from reference_updates import accumulate, add, all_finite, amax, cast, copy, fill, global_norm_squared, optimizer_update, quantise, sum_fp64
+from reference_updates import (accumulate, add, all_finite, amax, cast, combine, copy, copy_matrix, fill, global_norm_squared, momentum,
+                               optimizer_update, quantise, sum_fp64)
 
 
 @dataclasses.dataclass
@@ -225,6 +226,22 @@ OPERATIONS = {
            for optimizer in ("lion", "sgd")),
          *(of(37, [(0, 5, 0.1), (5, 37, 0.0)], max_grad_norm=0.0, optimizer="sgd", nesterov=True, step=step) for step in (1, 3)),
          of(1024, [(0, 1024, 0.1)], max_grad_norm=1.0, optimizer="sgd", nesterov=True)]),
+    "momentum": Operation(
+        momentum,
+        [of(12, [(0, 5), (5, 9)], max_grad_norm=0.05), of(8, [(1, 8)], max_grad_norm=1.0, norm_squared=math.inf)],
+        [of(37, [(0, 37)], max_grad_norm=0.0, step=1), of(8, [(0, 8)], max_grad_norm=1.0, norm_squared=math.nan),
+         *(of(8208, [(0, 4100), (4104, 8208)], max_grad_norm=1.0, gradients=gradients, state=state, loss_scale=2.0**10)
+           for gradients in ("fp32", "bf16") for state in ("fp32", "bf16")),
+         of(20480, [(4, 300), (512, 20000)], max_grad_norm=0.0)]),
+    "copy_matrix": Operation(
+        copy_matrix,
+        [of(3, 5), of(3, 5, transposed=True), of(2, 7, out_more=3, in_more=1)],
+        [of(1, 1), of(70, 33, out_more=8), of(33, 70, in_more=5, transposed=True), of(64, 96, transposed=True),
+         of(37, 129, out_more=7, in_more=3, transposed=True), of(200, 8, in_more=56)]),
+    "combine": Operation(
+        combine,
+        [of(3, 5), of(7, y=False, norm_squared=2.0), of(7, in_place="x"), of(7, in_place="y", norm_squared=0.0)],
+        [of(1), of(13, 37), of(5000), of(5000, y=False, norm_squared=7.5, in_place="x"), of(64, 64, a=1.0, b=2.0315, in_place="y"), of(MANY)]),
     "cast": Operation(cast, [of(5)], [of(3, 37), of(5000), of(5000, half="fp16"), of(MANY)]),
     "copy": Operation(copy, [of(5)], [of(3, 37), of(1), of(1000), of(4, 64, 128)],
                       dtypes=("fp32", "bf16", "fp64", "int32")),
@@ -284,5 +301,5 @@ def make_cases(op, dtype, seed, device="cpu"):
 
 
 # A GPU's kernels take their operands at any element; flat buffers' pieces begin anywhere. (The CPU's take all.)
-AT_ANY_ADDRESS = ("accumulate", "add", "all_finite", "amax", "cast", "copy", "fill", "relu_squared_forward", "relu_squared_backward",
+AT_ANY_ADDRESS = ("accumulate", "add", "all_finite", "amax", "cast", "combine", "copy", "copy_matrix", "fill", "relu_squared_forward", "relu_squared_backward",
                   "soft_cap", "sum")

@@ -6,6 +6,7 @@ references.
 
 import dataclasses
 import math
+import re
 
 import torch
 from torch.nn import functional
@@ -105,6 +106,66 @@ class Lion(torch.optim.Optimizer):
                 momentum.mul_(beta2).add_(p.grad, alpha=1 - beta2)
 
 
+def matrices_of(name, weight):
+    """The matrices of a layer's product, (outputs, inputs) each, as views of the weight; none if it is no such product's. GPT-2's
+    files have (inputs, outputs), and q, k and v in one tensor."""
+    if not re.search(r"(^|\.)(h|layers)\.\d+\.", name) or weight.dim() != 2:
+        return []
+    if re.search(r"(^|\.)h\.\d+\.(attn|mlp)\.c_", name):
+        return list(weight.T.chunk(3 if "c_attn" in name else 1))
+    return [weight]
+
+
+def orthogonal(u, steps=5, coefficients=(3.4445, -4.7750, 2.0315)):
+    """The iteration of torch.optim.Muon, in the dtype of u."""
+    a, b, c = coefficients
+    x = u.T if u.shape[0] > u.shape[1] else u
+    x = x / x.norm().clamp(min=1e-7)
+    for _ in range(steps):
+        gram = x @ x.T
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x.T if u.shape[0] > u.shape[1] else x
+
+
+class Muon(torch.optim.Optimizer):
+    """Muon for the matrices of layers' products, AdamW for the rest. `fault` names one that programs have had."""
+
+    def __init__(self, groups, lr, momentum=0.95, betas=(0.9, 0.95), eps=1e-8, scale="match_rms_adamw", own_rate=None, fault=None):
+        super().__init__(groups, {"lr": lr, "weight_decay": 0.0})
+        self.momentum, self.scale, self.own_rate, self.fault = momentum, scale, own_rate, fault
+        self.others = torch.optim.AdamW([{**group, "params": [p for p in group["params"] if not matrices_of(p.label, p)]} for group in groups],
+                                        lr=lr, betas=betas, eps=eps)
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group, other in zip(self.param_groups, self.others.param_groups):
+            other["lr"] = group["lr"]
+            rate = group["lr"] * (self.own_rate / self.defaults["lr"] if self.own_rate else 1)
+            for p in group["params"]:
+                matrices = matrices_of(p.label, p.data)
+                if not matrices:
+                    continue
+                buffers = self.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
+                for w, m, g in zip(matrices, matrices_of(p.label, buffers), matrices_of(p.label, p.grad)):
+                    self.update(w, m, g, rate, group["weight_decay"])
+        self.others.step()
+
+    def update(self, w, m, g, rate, decay):
+        m.lerp_(g, 1 - self.momentum)
+        u = g.lerp(m, self.momentum)
+        if self.fault == "no Nesterov":
+            u = m
+        rows, columns = w.shape
+        factor = max(1, rows / columns)**0.5 if self.scale == "original" else 0.2 * max(rows, columns)**0.5
+        if self.fault == "flat":  # a shard of a flat buffer, as one row
+            half = u.flatten().chunk(2)
+            direction = torch.cat([orthogonal(part[None])[0] for part in half]).view_as(u)
+        else:
+            direction = u if self.fault == "no iteration" else orthogonal(u)
+        w.mul_(1 - rate * decay * (factor if self.fault == "decay with the adjusted rate" else 1))
+        w.sub_(rate * factor * direction)
+
+
 def train(weights, model, batches, lr, weight_decay=0.0, betas=(0.9, 0.999), eps=1e-8, grad_clip=0.0, lr_factor=None,
           gradients_of=None, make_optimizer=None, **options):
     """AdamW over a list of batches, or what `make_optimizer` makes of groups of parameters and the rate. `lr_factor` is a function of the step, from 0 on, that multiplies the rate.
@@ -113,6 +174,8 @@ def train(weights, model, batches, lr, weight_decay=0.0, betas=(0.9, 0.999), eps
     exact ones. Returns the losses before each update, the gradient norms, and the final weights.
     """
     leaves = {name: torch.nn.Parameter(weight.clone()) for name, weight in weights.items()}
+    for name, p in leaves.items():
+        p.label = name
     groups = [{"params": [p for p in leaves.values() if p.dim() >= 2], "weight_decay": weight_decay},
               {"params": [p for p in leaves.values() if p.dim() < 2], "weight_decay": 0.0}]
     optimizer = make_optimizer(groups, lr) if make_optimizer else torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps)

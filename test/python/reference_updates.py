@@ -202,6 +202,68 @@ def sgd(w, g, state, decay, rate, numbers):
     return w - constant(rate) * (g + numbers["momentum"] * momentum if numbers["nesterov"] else momentum), momentum
 
 
+def momentum(make, n, segments, max_grad_norm, step=3, norm_squared=None, gradients="fp32", state="fp32", loss_scale=1.0):
+    """Muon's. `segments`: begin, end."""
+    f = lambda x: float(np.float32(x))
+    covered = np.zeros(n, dtype=bool)
+    for begin, end in segments:
+        covered[begin:end] = True
+    of = {"fp32": to_fp32, "bf16": to_bf16}
+    g = of[gradients](make.random.standard_normal(n) * 0.1 * loss_scale)
+    m = of[state](make.random.standard_normal(n) * 0.1)
+    out = make.normal(n)
+    mu = f(0.95)
+    squares = np.array([(g[covered]**2).sum() if norm_squared is None else norm_squared])
+    inputs = {"out": out, f"state:{state}": m, f"gradients:{gradients}": g, "norm_squared": squares, "step": np.array([float(step)]),
+              "segments": np.array([[b, e, 0.0, -1, 1.0] for b, e in segments]), "numbers": np.array([mu]),
+              "max_grad_norm": np.array([max_grad_norm]), "loss_scale": np.array([loss_scale])}
+    if state == "bf16":
+        inputs["rounding_of_state"] = np.array([11, 256], dtype=np.float64)
+    if not np.isfinite(squares[0]):
+        return make_case(inputs, {"out": out, "state": m}, {"out": out, "state": m})
+    clip = 1.0
+    if max_grad_norm > 0:
+        clip = bounded.minimum(max_grad_norm / (bounded.sqrt(Bounded(squares)[0]) * (1 / loss_scale) + constant(1e-6)), 1.0)
+    scaled = Bounded(g) * (clip * (1 / loss_scale))
+    updated = mu * Bounded(m) + constant(1 - mu) * scaled
+    direction = mu * updated + constant(1 - mu) * scaled
+    # torch.optim.Muon's own lines.
+    exact_clip = min(1.0, max_grad_norm / (math.sqrt(squares[0]) / loss_scale + 1e-6)) if max_grad_norm > 0 else 1.0
+    exact_g, exact_m = torch.tensor(exact_clip / loss_scale * g), torch.tensor(m)
+    exact_m.lerp_(exact_g, 1 - mu)
+    exact_u = exact_g.lerp(exact_m, mu)
+    twice = lambda x: Bounded(x.value, x.error + 2 * (x.stored("bf16").error - x.error))
+    where = lambda of_call, before: Bounded(np.where(covered, of_call.value, before), np.where(covered, of_call.error, 0.0))
+    return make_case(inputs, {"out": np.where(covered, exact_u, out), "state": np.where(covered, exact_m, m)},
+                     {"out": where(direction.stored(make.dtype), out), "state": where(twice(updated) if state == "bf16" else updated, m)})
+
+
+def copy_matrix(make, rows, columns, out_more=0, in_more=0, transposed=False):
+    """`out_more`, `in_more`: numbers of a row that are not of the matrix."""
+    x = make.normal(rows, columns + in_more)
+    out = make.normal(*((columns, rows + out_more) if transposed else (rows, columns + out_more)))
+    exact = out.copy()
+    matrix = x[:, :columns].T if transposed else x[:, :columns]
+    exact[:, :matrix.shape[1]] = matrix
+    numbers = {"rows": rows, "columns": columns, "out_stride": out.shape[1], "in_stride": x.shape[1], "transposed": transposed}
+    return make_case({"in": x, "out": out, **{name: np.array([float(number)]) for name, number in numbers.items()}}, {"out": exact},
+                     {"out": exact})
+
+
+def combine(make, *shape, a=3.4445, b=-4.775, y=True, norm_squared=None, in_place=None):
+    f = lambda number: float(np.float32(number))
+    x, y = make.normal(*shape), make.normal(*shape) if y else None
+    value = f(a) * Bounded(x) + (f(b) * Bounded(y) if y is not None else Bounded(np.zeros(shape)))
+    exact = torch.tensor(f(a) * x + (f(b) * y if y is not None else 0.0))
+    inputs = {"x": x, "a": np.array([f(a)]), "b": np.array([f(b)]), **({"y": y} if y is not None else {}),
+              **({f"out={in_place}": np.ones(1)} if in_place else {})}
+    if norm_squared is not None:
+        inputs["norm_squared"] = np.array([norm_squared])
+        divisor = max(math.sqrt(norm_squared), 1e-7)
+        value, exact = value * constant(1 / divisor), exact / divisor
+    return make_case(inputs, {"out": exact}, {"out": value.stored(make.dtype)})
+
+
 # ---- numbers in 8 bits (device/eight_bit_state.h)
 
 BLOCK = 256

@@ -1,5 +1,7 @@
 """--optimizer: each trains the same run on every mesh, is saved, and goes on."""
 
+import re
+
 import pytest
 
 import planned
@@ -10,8 +12,8 @@ SMALL = ["--layers=2", "--heads=2", "--channels=32", "--seq-len=16", "--global-b
 # The norm adds squares in another order on other meshes, so it may not matter.
 ALIKE = ["--micro-batch-size=3", "--steps=8", "--val-every=0", "--grad-clip=0"]
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-STATE = {"adamw": ["exp_avg", "exp_avg_sq"], "lion": ["exp_avg"], "sgd": ["momentum_buffer"]}
-OTHERS = [["lion"], ["sgd", "--nesterov"]]
+STATE = {"lion": ["exp_avg"], "sgd": ["momentum_buffer"], "muon": ["momentum_buffer", "exp_avg", "exp_avg_sq"]}
+OTHERS = [["lion"], ["sgd", "--nesterov"], ["muon", "--lr=2e-3"]]
 DTYPES = [["--dtype=fp32"], ["--dtype=bf16", "--moments-dtype=bf16", "--master-dtype=none"], ["--dtype=bf16", "--moments-dtype=8bit"]]
 
 
@@ -30,27 +32,35 @@ def same(a, b):
     return all(one.keys() == other.keys() and all((one[name] == other[name]).all() for name in one) for one, other in zip(a, b))
 
 
-@pytest.mark.parametrize("optimizer", OTHERS, ids=["lion", "sgd"])
+@pytest.mark.parametrize("optimizer", OTHERS, ids=["lion", "sgd", "muon"])
 @pytest.mark.parametrize("dtypes", DTYPES, ids=["fp32", "bf16", "8 bits"])
 def test_meshes_train_the_same_run(optimizer, dtypes, tmp_path):
     """Bit for bit: ZeRO's stages, state on a disk, and pipelines against one process. The table is not tied: stages would add its
     gradients in another order."""
+    is_muon, in_8_bits = optimizer[0] == "muon", "--moments-dtype=8bit" in dtypes
+    if is_muon and in_8_bits:
+        dtypes = ["--dtype=fp16"]
     options = [*dtypes, "--tied-head=false"]
-    disk = [] if "--moments-dtype=8bit" in dtypes else ["--offload-optimizer=nvme", f"--nvme-dir={tmp_path}"]
+    disk = [] if is_muon or in_8_bits else ["--offload-optimizer=nvme", f"--nvme-dir={tmp_path}"]
     stages = [train(tmp_path / f"zero {stage}", optimizer, *options, "--reduce-every=micro-batch", f"--zero-stage={stage}",
                     *(disk if stage == 1 else []), ranks=2) for stage in range(4)]
     one = train(tmp_path / "one", optimizer, *options)
     pipelines = [train(tmp_path / schedule, optimizer, *options, "--pipeline-parallel=2", f"--pipeline-schedule={schedule}", ranks=2)
                  for schedule in ("1f1b", "zb-h1")]
+    if is_muon:
+        pipelines += [train(tmp_path / kind, optimizer, *options, f"--recompute={kind}") for kind in ("selective", "block")]
     for runs in stages, [one, *pipelines]:
         for run, files in runs[1:]:
             assert run.losses == runs[0][0].losses and same(files, runs[0][1])
-    names = {name.removeprefix(f"{weight}.") for weight in one[1][0] for name in one[1][1] if name.startswith(f"{weight}.")}
-    assert names == set(STATE[optimizer[0]])
-    assert len(one[1][1]) == len(one[1][0])
+    state = {weight: {name.removeprefix(f"{weight}.") for name in one[1][1] if name.startswith(f"{weight}.")} for weight in one[1][0]}
+    assert set().union(*state.values()) == set(STATE[optimizer[0]])
+    of_matrices = {weight for weight in state if re.fullmatch(r"h\.\d\.(attn|mlp)\.c_\w+\.weight", weight)}
+    for weight, names in state.items():
+        assert len(names) == (2 if is_muon and weight not in of_matrices else 1)
+        assert ("momentum_buffer" in names) == (weight in of_matrices if is_muon else optimizer[0] == "sgd")
 
 
-@pytest.mark.parametrize("optimizer", OTHERS, ids=["lion", "sgd"])
+@pytest.mark.parametrize("optimizer", OTHERS, ids=["lion", "sgd", "muon"])
 def test_a_resumed_run_is_the_same(optimizer, tmp_path):
     constant = ["--lr-schedule=constant"]
     whole = train(tmp_path / "whole", optimizer, *constant)
@@ -75,11 +85,15 @@ def test_another_optimizer_does_not_go_on(tmp_path):
 
 
 @pytest.mark.parametrize("options, line", [
-    (["--optimizer=lion", "--eps=1e-6"], "--eps is not an option of --optimizer lion; leave it out, or give --optimizer adamw"),
+    (["--optimizer=lion", "--eps=1e-6"], "--eps is not an option of --optimizer lion; leave it out, or give --optimizer adamw or muon"),
     (["--momentum=0.5"], "--momentum is not an option of --optimizer adamw; leave it out, or give --optimizer sgd"),
-    (["--optimizer=sgd", "--beta1=0.5"], "--beta1 is not an option of --optimizer sgd; leave it out, or give --optimizer adamw or lion"),
+    (["--optimizer=sgd", "--beta1=0.5"], "--beta1 is not an option of --optimizer sgd; leave it out, or give --optimizer adamw or lion or muon"),
+    (["--optimizer=muon", "--momentum=0.5"], "--momentum is not an option of --optimizer muon; leave it out, or give --optimizer sgd"),
+    (["--optimizer=muon", "--muon-scale=half"], "--muon-scale: unknown value 'half'; choose one of: match_rms_adamw, original"),
+    (["--optimizer=muon", "--moments-dtype=8bit"], "--optimizer muon keeps moments in fp32 or bf16; give --moments-dtype bf16"),
+    (["--optimizer=muon", "--offload-optimizer=nvme", "--nvme-dir=/tmp"], "--optimizer muon keeps its state in memory; give --offload-optimizer cpu"),
     (["--optimizer=sgd", "--momentum=1"], "--momentum 1 is out of range; give 0 to 0.999"),
-    (["--optimizer=adam"], "--optimizer: unknown value 'adam'; choose one of: adamw, lion, sgd"),
+    (["--optimizer=adam"], "--optimizer: unknown value 'adam'; choose one of: adamw, lion, sgd, muon"),
 ])
 def test_options_without_a_meaning(options, line):
     refused = program.run(*options, check=False)
@@ -102,3 +116,24 @@ def test_it_has_half_of_adamws_moments(optimizer, tmp_path):
     own, adamw = (planned.plan(*options, f"--optimizer={name}")[0] for name in (optimizer, "adamw"))
     planned.assert_equals_run(own, run)
     assert 2 * own["memory"]["arenas"]["moments"] == adamw["memory"]["arenas"]["moments"]
+
+
+@pytest.mark.parametrize("mesh", [(1, []), (2, ["--zero-stage=1"]), (2, ["--zero-stage=3", "--dtype=bf16"]), (2, ["--tensor-parallel=2"]),
+                                  (4, ["--tensor-parallel=2", "--zero-stage=2", "--dtype=fp16"])], ids=lambda mesh: " ".join(mesh[1]))
+@pytest.mark.parametrize("model", ["gpt2", "llama"])
+def test_muon_needs_what_is_planned(mesh, model, tmp_path):
+    ranks, options = mesh
+    sizes = SMALL if model == "gpt2" else ["--model=llama-tiny", "--global-batch-tokens=1024", "--device=cpu"]
+    options = [*sizes, *options, "--optimizer=muon", "--steps=2"]
+    run = program.train(tmp_path, *options, ranks=ranks)
+    planned.assert_equals_run(planned.plan(*options, f"--gpus={ranks}")[0], run)
+
+
+def test_muon_on_tensor_parallel_ranks(tmp_path):
+    """The matrices are whole. Gradients differ in rounding, which the iteration magnifies: the largest singular values of a direction
+    are far above the smallest, which it makes as large. So only losses are compared."""
+    options = ["muon", "--lr=2e-3"]
+    one, _ = train(tmp_path / "one", options)
+    for number, (ranks, mesh) in enumerate([(2, ["--tensor-parallel=2"]), (4, ["--tensor-parallel=2", "--sequence-parallel", "--zero-stage=2"])]):
+        run, _ = train(tmp_path / str(number), options, *mesh, ranks=ranks)
+        assert run.losses == pytest.approx(one.losses, abs=1e-4)

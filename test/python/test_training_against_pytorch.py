@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 
 import numpy as np
 import pytest
@@ -119,6 +120,36 @@ def test_other_optimizers(optimizer, make, rate, decay, tmp_path):
             continue
         change = np.linalg.norm(reference.numpy() - experiment.weights[name].numpy())
         assert np.linalg.norm(weights[name] - reference.numpy()) <= (1e-2 if optimizer == ["lion"] else 1e-3) * change, name
+
+
+def muon_errors(experiment, sizes, run_options, **reference):
+    """The largest error of a matrix's change after the steps of a run, as a share of the change, by the kind of matrix."""
+    options = {"lr": 2e-3, "weight_decay": 0.1, "grad_clip": 0.5}
+    expected = reference_model.train(experiment.weights, sizes, [experiment.tokens] * FEW_STEPS, **options,
+                                     make_optimizer=lambda groups, rate: reference_model.Muon(groups, rate, **reference))
+    _, weights, expected_weights = compare(experiment, "run", [
+        "--optimizer=muon", f"--lr={options['lr']}", "--lr-schedule=constant", "--weight-decay=0.1", "--grad-clip=0.5", *run_options], expected)
+    errors = {}
+    for name, end in expected_weights.items():
+        begin = experiment.weights[name]
+        for of_run, of_reference, start in zip(*(reference_model.matrices_of(name, x)
+                                                 for x in (torch.from_numpy(weights[name]).double(), end, begin))):
+            kind = re.sub(r"\d+", "", name)
+            errors[kind] = max(errors.get(kind, 0), (torch.norm(of_run - of_reference) / torch.norm(of_reference - start)).item())
+    return errors
+
+
+@pytest.mark.parametrize("model, options, reference", [
+    ("gpt2", [], {}), ("gpt2", ["--muon-scale=original", "--muon-lr=0.01", "--muon-momentum=0.9"], {"scale": "original", "own_rate": 0.01, "momentum": 0.9}),
+    ("llama", ["--micro-batch-size=1"], {}), ("qwen3", [], {})])
+def test_muon(model, options, reference, tmp_path):
+    """The iteration in fp32 is 1.5e-5 off, and 20 steps add up. Changes are compared: of weights, most faults are hidden by what they
+    began with."""
+    sizes = GPT2(layers=2, heads=3, channels=48, seq_len=20, vocab_size=97) if model == "gpt2" else reference_llama.MODELS[model]
+    experiment = Experiment(tmp_path, sizes, batch=4, seed=SEED)
+    errors = muon_errors(experiment, sizes, options, **reference)
+    print(f"SEED={SEED} {errors}")
+    assert len(errors) >= 4 and max(errors.values()) <= 1e-3
 
 
 @pytest.mark.parametrize("schedule,warmup", [("cosine", 0), ("cosine", 10), ("linear", 5), ("wsd", 4), ("constant", 20)])

@@ -290,7 +290,7 @@ CHECKPOINTS = [
     Case("manifest is a directory", RESUME, ["manifest.json: Is a directory"],
          checkpoint(lambda folder: ((folder / "manifest.json").unlink(), (folder / "manifest.json").mkdir()))),
     Case("an optimizer's moments as weights", ["--init={}/" + CHECKPOINT + "/optimizer.safetensors"],
-         ["optimizer.safetensors holds the optimizer's moments, not weights; give the model.safetensors beside it"], checkpoint(), ranks=(1, 2)),
+         ["optimizer.safetensors holds an optimizer's state, not weights; give the model.safetensors beside it"], checkpoint(), ranks=(1, 2)),
     Case("checkpoint without weights", RESUME, ["the checkpoint is damaged", "model.safetensors: No such file"],
          without("model.safetensors"), ranks=(1, 2), late=True),
     Case("checkpoint without moments", RESUME, ["the checkpoint is damaged", "optimizer.safetensors: No such file"],

@@ -65,6 +65,9 @@ class CpuOps : public Ops, public DeviceSizes {
     void compute(const GlobalNormSquared& op, std::int64_t n);
     void compute(const llmc::Sum& op, std::int64_t n);
     void compute(const OptimizerUpdate& op, std::int64_t n);
+    void compute(const Momentum& op, std::int64_t n);
+    void compute(const CopyMatrix& op, std::int64_t n);
+    void compute(const Combine& op, std::int64_t n);
     void compute(const Amax& op, std::int64_t n);
     void compute(const Quantise& op, std::int64_t n);
     void compute(const Cast& op, std::int64_t n);

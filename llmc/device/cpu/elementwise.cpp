@@ -8,6 +8,7 @@
 #include "llmc/device/cpu/parallel.h"
 #include "llmc/device/cpu/vector_math.h"
 #include "llmc/device/stochastic_rounding.h"
+#include "llmc/optim/muon.h"
 
 namespace llmc::cpu {
 
@@ -70,6 +71,45 @@ void CpuOps::compute(const Add& op, std::int64_t n) {
                     y[i] = from_float<X>(to_float(u[i]) + to_float(v[i]));
                 }
             });
+    });
+}
+
+void CpuOps::compute(const CopyMatrix& op, std::int64_t) {
+    constexpr std::int64_t tile = 32;  // its rows fit the first cache when they are transposed
+    with_dtype(op.in.dtype, [&](auto element) {
+        using X = decltype(element);
+        parallel_for(threads_, divide_up(op.rows, tile),
+                     [=, to = op.out.as<X>(), from = op.in.as<X>()](auto of_rows) {
+                         const std::int64_t begin = of_rows * tile, end = std::min(begin + tile, op.rows);
+                         if (!op.transposed) {
+                             for (std::int64_t i = begin; i < end; ++i)
+                                 std::copy_n(from + i * op.in_stride, op.columns, to + i * op.out_stride);
+                             return;
+                         }
+                         for (std::int64_t j = 0; j < op.columns; ++j)
+                             for (std::int64_t i = begin; i < end; ++i)
+                                 to[j * op.out_stride + i] = from[i * op.in_stride + j];
+                     });
+    });
+}
+
+void CpuOps::compute(const Combine& op, std::int64_t n) {
+    const float s = op.norm_squared ? inverse_norm(*op.norm_squared.as<double>()) : 1;
+    with_dtype(op.out.dtype, [&](auto element) {
+        using X = decltype(element);
+        parallel_pieces(threads_, n,
+                        [=, a = op.a, b = op.b, to = op.out.as<X>(), x = op.x.as<X>(),
+                         y = op.y ? op.y.as<X>() : nullptr](std::int64_t begin, std::int64_t end) {
+                            if (y == nullptr) {
+#pragma omp simd
+                                for (std::int64_t i = begin; i < end; ++i)
+                                    to[i] = from_float<X>(combined(a, to_float(x[i]), b, 0, s));
+                            } else {
+#pragma omp simd
+                                for (std::int64_t i = begin; i < end; ++i)
+                                    to[i] = from_float<X>(combined(a, to_float(x[i]), b, to_float(y[i]), s));
+                            }
+                        });
     });
 }
 

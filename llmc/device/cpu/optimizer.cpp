@@ -115,7 +115,7 @@ class FormulaUpdate {
     void run(int threads, std::int64_t n) const {
         with_dtype(op_.gradients.dtype, [&](auto element) {
             const auto* const gradients = op_.gradients.as<decltype(element)>();
-            if (op_.state.front().values.dtype == DType::uint8) {
+            if (Formula::states > 0 && op_.state.front().values.dtype == DType::uint8) {
                 parallel_for(threads, n / eight_bit_block,
                              [&](std::int64_t block) { update_block(block, gradients, each_state); });
             } else {
@@ -127,7 +127,7 @@ class FormulaUpdate {
     }
 
   private:
-    static constexpr auto each_state = std::make_index_sequence<Formula::description.state.size()>();
+    static constexpr auto each_state = std::make_index_sequence<static_cast<std::size_t>(Formula::states)>();
 
     // Updates the elements [first, last) of a segment, whose state begins at these places.
     template <class Gradient, class... State>
@@ -151,10 +151,11 @@ class FormulaUpdate {
     template <class Gradient, std::size_t... I>
     void update_block(std::int64_t number, const Gradient* gradients, std::index_sequence<I...>) const {
         const std::int64_t start = number * eight_bit_block;
-        std::array blocks{Block(op_.state[I], number, Formula::description.state[I].has_sign)...};
+        std::array<Block, sizeof...(I)> blocks{
+            Block(op_.state[I], number, Formula::description.state[I].has_sign)...};
         for_each_part(start, start + eight_bit_block,
                       [&](const UpdateSegment& segment, auto first, auto last) {
-                          const std::int64_t packed =
+                          [[maybe_unused]] const std::int64_t packed =
                               segment.in_packed < 0 ? -1 : segment.in_packed + first - segment.begin;
                           update_run(segment, first, last, gradients,
                                      blocks[I].at(first - start, last - first, packed)...);
@@ -168,7 +169,8 @@ class FormulaUpdate {
         for_each_part(begin, end, [&](const UpdateSegment& segment, auto from, auto to) {
             for (std::int64_t first = from; first < to; first += Widened::most) {
                 const std::int64_t last = std::min(first + Widened::most, to);
-                std::array state{Widened(op_.state[I].values, first, last)...};
+                [[maybe_unused]] std::array<Widened, sizeof...(I)> state{
+                    Widened(op_.state[I].values, first, last)...};
                 update_run(segment, first, last, gradients, state[I].values()...);
                 (state[I].store(op_.rounding_of_state, op_.step.step, rounded_state(I)), ...);
             }
@@ -210,6 +212,35 @@ void CpuOps::compute(const llmc::Sum& op, std::int64_t n) {
     double total = 0.0;
     for (const double part : partial) total += part;
     *op.out.as<double>() += total;
+}
+
+void CpuOps::compute(const Momentum& op, std::int64_t n) {
+    const double squared = *op.norm_squared.as<double>();
+    if (!std::isfinite(squared)) return;
+    const auto numbers = StepNumbers<MuonMomentum>::of(op.step);
+    const float clip = numbers.clip(squared);
+    const auto update = [&](auto* out, const auto* gradients, std::int64_t first, std::int64_t last) {
+        Widened state(op.state, first, last);
+        float* const m = state.values();
+        const MuonMomentum formula = numbers.formula;
+#pragma omp simd
+        for (std::int64_t i = first; i < last; ++i)
+            out[i] = from_float<std::decay_t<decltype(*out)>>(
+                formula.update(clip * to_float(gradients[i]), m[i - first]));
+        state.store(op.rounding_of_state, op.step.step, rounded_state(0));
+    };
+    with_dtype(op.out.dtype, [&](auto x) {
+        with_dtype(op.gradients.dtype, [&](auto gradient) {
+            parallel_pieces(threads_, n, [&](std::int64_t begin, std::int64_t end) {
+                for (const UpdateSegment& segment : op.segments) {
+                    const std::int64_t from = std::max(begin, segment.begin), to = std::min(end, segment.end);
+                    for (std::int64_t first = from; first < to; first += Widened::most)
+                        update(op.out.as<decltype(x)>(), op.gradients.as<decltype(gradient)>(), first,
+                               std::min(first + Widened::most, to));
+                }
+            });
+        });
+    });
 }
 
 void CpuOps::compute(const OptimizerUpdate& op, std::int64_t n) {

@@ -71,6 +71,9 @@ class CudaOps final : public Ops, public GpuSizes {
     void compute(const GlobalNormSquared& op, std::int64_t n);
     void compute(const llmc::Sum& op, std::int64_t n);
     void compute(const OptimizerUpdate& op, std::int64_t n);
+    void compute(const Momentum& op, std::int64_t n);
+    void compute(const CopyMatrix& op, std::int64_t n);
+    void compute(const Combine& op, std::int64_t n);
     void compute(const Amax& op, std::int64_t n);
     void compute(const QuantiseToBytes& op, const RowSizes& s);
     void compute(const Fp8MatmulForward& op, const MatmulSizes& s);

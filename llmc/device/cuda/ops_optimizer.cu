@@ -1,6 +1,7 @@
-// Part of CudaOps: the update.
+// Part of CudaOps: the update, and what Muon needs.
 #include "llmc/device/cuda/cuda_ops.h"
 #include "llmc/device/cuda/cuda_tensors.h"
+#include "llmc/device/cuda/matrices.cuh"
 #include "llmc/device/cuda/update.cuh"
 #include "llmc/device/cuda/update_8bit.cuh"
 
@@ -18,9 +19,13 @@ class UpdateLaunch {
     }
 
     void run(std::int64_t n) const {
-        const DType kept = op_.state.front().values.dtype;
-        if (kept == DType::uint8) return run_in_8_bits(n);
-        kept == DType::bf16 ? run_in<bf16>() : run_in<float>();
+        if constexpr (states == 0) {
+            run_in<float>();
+        } else {
+            const DType kept = op_.state.front().values.dtype;
+            if (kept == DType::uint8) return run_in_8_bits(n);
+            kept == DType::bf16 ? run_in<bf16>() : run_in<float>();
+        }
     }
 
   private:
@@ -28,7 +33,7 @@ class UpdateLaunch {
 
     template <class State>
     void run_in() const {
-        UpdateBuffers<states, X, Master, State, Gradient> buffers{
+        UpdateBuffers<state_buffers_of<Formula>, X, Master, State, Gradient> buffers{
             .parameters = elements<X>(op_.parameters),
             .master = elements<Master>(op_.master),
             .state = {},
@@ -74,12 +79,42 @@ void CudaOps::compute(const OptimizerUpdate& op, std::int64_t n) {
                     if (op.master.dtype == DType::bf16) return run.template operator()<X, X, Gradient>();
                     run.template operator()<X, float, Gradient>();
                 });
-            } else {
-                check(op.gradients.dtype == DType::fp32,
-                      "update: gradients in bf16 are of parameters in bf16");
+            } else if (op.gradients.dtype == DType::fp32) {
                 run.template operator()<X, float, float>();
+            } else {
+                // A direction in bf16.
+                constexpr bool takes_bf16 = states_of<Formula> == 0 && std::is_same_v<X, fp16>;
+                check(takes_bf16, "update: gradients in bf16 are of parameters in bf16");
+                if constexpr (takes_bf16) run.template operator()<X, float, bf16>();
             }
         });
+    });
+}
+
+void CudaOps::compute(const Momentum& op, std::int64_t) {
+    check(op.out.dtype != DType::fp16, "momentum: a direction is in fp32 or bf16");
+    with_gradient_type(op.out.dtype, [&]<class X>() {
+        with_gradient_type(op.state.dtype, [&]<class State>() {
+            with_gradient_type(op.gradients.dtype, [&]<class Gradient>() {
+                momentum(on(), elements<X>(op.out), elements<State>(op.state),
+                         elements<Gradient>(op.gradients), elements<double>(op.norm_squared), op.step,
+                         op.segments, op.rounding_of_state);
+            });
+        });
+    });
+}
+
+void CudaOps::compute(const CopyMatrix& op, std::int64_t) {
+    with_kernel_type(op.out.dtype, [&]<class X>() {
+        copy_matrix(on(), elements<X>(op.out), elements<X>(op.in), op.rows, op.columns, op.out_stride,
+                    op.in_stride, op.transposed);
+    });
+}
+
+void CudaOps::compute(const Combine& op, std::int64_t n) {
+    with_kernel_type(op.out.dtype, [&]<class X>() {
+        combine(on(), elements<X>(op.out), elements<X>(op.x), op.y ? elements<X>(op.y) : nullptr, op.a, op.b,
+                op.norm_squared ? elements<double>(op.norm_squared) : nullptr, n);
     });
 }
 

@@ -47,14 +47,19 @@ inline UpdateSegments update_segments(std::span<const UpdateSegment> segments) {
 }
 
 template <class Formula>
-inline constexpr int states_of = static_cast<int>(Formula::description.state.size());
+inline constexpr int states_of = Formula::states;
+// An array has at least one element.
+template <class Formula>
+inline constexpr int state_buffers_of = std::max(1, states_of<Formula>);
 
 // Updates number e of a quad, whose state is in fp32.
 template <class Formula>
 __device__ __forceinline__ void update_number(const Formula& formula, int e, float& w, float g,
                                               const UpdateRates& rates,
-                                              float (&state)[states_of<Formula>][4]) {
-    if constexpr (states_of<Formula> == 1) {
+                                              float (&state)[state_buffers_of<Formula>][4]) {
+    if constexpr (states_of<Formula> == 0) {
+        formula.update(w, g, rates);
+    } else if constexpr (states_of<Formula> == 1) {
         formula.update(w, g, rates, state[0][e]);
     } else {
         formula.update(w, g, rates, state[0][e], state[1][e]);
@@ -79,7 +84,7 @@ inline constexpr int update_resident = stochastic && !std::is_same_v<State, floa
 // element index only increases, and so does its segment.
 template <class Formula, class X, class Master, class State, class Gradient, bool stochastic>
 __global__ void __launch_bounds__(256, update_resident<State, stochastic>)
-    update_kernel4(UpdateBuffers<states_of<Formula>, X, Master, State, Gradient> to,
+    update_kernel4(UpdateBuffers<state_buffers_of<Formula>, X, Master, State, Gradient> to,
                    const double* norm_squared, const StepNumbers<Formula>* numbers, UpdateSegments segments,
                    StochasticRounding rounding, StochasticRounding rounding_of_state) {
     constexpr int quads = 2, states = states_of<Formula>;
@@ -105,7 +110,7 @@ __global__ void __launch_bounds__(256, update_resident<State, stochastic>)
         std::int64_t at[quads];
         int segment_at[quads];  // -1: padding, or past the end
         Quad<Master> ws[quads];
-        Quad<State> ss[states][quads];
+        Quad<State> ss[state_buffers_of<Formula>][quads];
         Quad<Gradient> gs[quads];
 #pragma unroll
         for (int q = 0; q < quads; ++q) {
@@ -122,7 +127,7 @@ __global__ void __launch_bounds__(256, update_resident<State, stochastic>)
 #pragma unroll
         for (int q = 0; q < quads; ++q) {
             if (segment_at[q] < 0) continue;
-            float w[4], state[states][4];
+            float w[4], state[state_buffers_of<Formula>][4];
             widen(w, ws[q]);
 #pragma unroll
             for (int s = 0; s < states; ++s) widen(state[s], ss[s][q]);
@@ -148,7 +153,8 @@ __global__ void __launch_bounds__(256, update_resident<State, stochastic>)
 
 // norm_squared and `numbers` are in device memory too. Without `rounding`, parameters are rounded to nearest.
 template <class Formula, class X, class Master, class State, class Gradient>
-void update(const LaunchContext& on, const UpdateBuffers<states_of<Formula>, X, Master, State, Gradient>& to,
+void update(const LaunchContext& on,
+            const UpdateBuffers<state_buffers_of<Formula>, X, Master, State, Gradient>& to,
             const double* norm_squared, const StepNumbers<Formula>* numbers,
             std::span<const UpdateSegment> segments, const std::optional<StochasticRounding>& rounding = {},
             const std::optional<StochasticRounding>& rounding_of_state = {}, int block_threads = 256) {

@@ -69,6 +69,16 @@ enum class ActionKind {
     gather_squares,
     // Adds these sums up: the squared norm of all gradients.
     norm,
+    // Muon: updates the momentum of this rank's share of a unit's matrices, and makes of it their directions. The host
+    // does it if the state is there.
+    momentum,
+    // Copies directions to the device, and back.
+    upload_directions,
+    download_directions,
+    // All-gathers directions within the sharding group, and then over the tensor-parallel group.
+    gather_directions,
+    // Makes the matrices that this rank has a share of orthogonal (orthogonal.h), each as a whole.
+    orthogonalise,
     // Updates this rank's share of a unit's optimizer state and weights, or a piece of it, by the gradients of the step
     // before. The host does it if the state is there or on a disk.
     update,

@@ -3,6 +3,7 @@
 // recomputation.
 #pragma once
 
+#include <set>
 #include <vector>
 
 #include "llmc/model/part_lists.h"
@@ -26,6 +27,8 @@ struct StepSpec {
     Recompute recompute{};
     // With optimizer state on disk: the number of pieces of each unit (state_pieces.h). Empty: it is in memory.
     std::vector<int> state_pieces{};
+    // The units with matrices that the optimizer updates as a whole (Optimizer::others).
+    std::set<int> units_with_directions{};
     // For an evaluation list: the slots of the training list. For each slot, the first part with an input of
     // a chunk that uses the slot.
     std::vector<int> slots{};

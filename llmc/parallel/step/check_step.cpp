@@ -54,6 +54,7 @@ class Checker {
                     "recomputes without parameters");
         if (action.kind == ActionKind::norm) take_norm();
         if (action.kind == ActionKind::update) update(action);
+        visit_directions(action);
         if (moves_parameters(action.kind)) move_parameters(action);
         if (action.kind == ActionKind::download_gradients) give_gradients(action);
         visit_disk(action);
@@ -88,6 +89,13 @@ class Checker {
             handed_over,   // The sum is in a shard with its own buffer.
             complete       // All elements have the sum.
         } state;
+    };
+    // The directions in the only buffer for them.
+    struct Directions {
+        enum State { own, gathered, orthogonal };
+        int unit = -1;
+        State state = own;
+        bool operator==(const Directions&) const = default;
     };
     // Gradient sums of one micro-batch; `taken`: they have been added to the gradients.
     struct Sums {
@@ -174,6 +182,37 @@ class Checker {
         if (from.role == BufferRole::gradients) whole(from).state = Whole::handed_over;
     }
     int rounds_of_gradients(int unit) const { return step_.micro_batches * part_.unit(unit).rounds; }
+
+    // A unit's directions are made, gathered if several ranks share its matrices, orthogonalised, and used.
+    void visit_directions(const Action& action) {
+        const bool is_shared = !sharding_.keeps_optimizer_whole() || step_.tensor.ranks > 1;
+        switch (action.kind) {
+            case ActionKind::momentum:
+                require(directions_.unit < 0, "overwrites directions that are still needed");
+                directions_ = {action.unit, Directions::own};
+                return;
+            case ActionKind::gather_directions:
+                require(directions_ == Directions{action.unit, Directions::own}, "gathers no directions");
+                directions_.state = Directions::gathered;
+                return;
+            case ActionKind::orthogonalise:
+                require(directions_ ==
+                            Directions{action.unit, is_shared ? Directions::gathered : Directions::own},
+                        "lacks the directions of other ranks");
+                directions_.state = Directions::orthogonal;
+                return;
+            case ActionKind::update: {
+                const bool uses = std::ranges::find(action.reads, BufferRole::directions, &BufferUse::role) !=
+                                  action.reads.end();
+                require(!uses || directions_ == Directions{action.unit, Directions::orthogonal},
+                        "updates matrices without directions");
+                if (uses) directions_ = {};
+                return;
+            }
+            default:
+                return;
+        }
+    }
 
     // A buffer's piece, and what has been done to it.
     struct Held {
@@ -510,7 +549,8 @@ class Checker {
     std::set<int> with_gradients_, updated_;
     std::map<int, std::set<int>> pending_updates_;  // by unit: the pieces whose update is pending
     std::map<int, Held> held_;                      // by buffer of a piece of state
-    std::set<int> tied_;                            // units whose gradients are summed over stages
+    Directions directions_;
+    std::set<int> tied_;  // units whose gradients are summed over stages
     bool norm_done_ = false;
 };
 

@@ -128,6 +128,7 @@ void Executor::autotune(const Step& step, std::int64_t sequences, std::int64_t v
         if (action.stream == StreamKind::compute && action.kind != ActionKind::square &&
             action.kind != ActionKind::norm && action.kind != ActionKind::sum_replicated)
             start(action);
+        if (action.kind == ActionKind::orthogonalise) perform(action);  // start() leaves updates out
     }
     ranks_ = groups_.tensor_parallel();
     device_.synchronize();
@@ -138,8 +139,10 @@ void Executor::load_code(const Step& step, const Update& update) {
     take(step, input);
     begin();
     for (const Action& action : step.actions) {
-        const bool updates = action.kind == ActionKind::update && !updates_on_host_;
-        if (updates || action.kind == ActionKind::accumulate_shard || action.kind == ActionKind::square ||
+        const bool updates =
+            (action.kind == ActionKind::update || action.kind == ActionKind::momentum) && !updates_on_host_;
+        if (updates || action.kind == ActionKind::orthogonalise ||
+            action.kind == ActionKind::accumulate_shard || action.kind == ActionKind::square ||
             action.kind == ActionKind::norm)
             start(action);
     }

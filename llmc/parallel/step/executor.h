@@ -29,8 +29,8 @@ struct StepResults {
 
 // How a training step updates.
 struct Update {
-    UpdateStep step{};
-    double norm_squared = 0;  // of the gradients (StepResults), where the host updates
+    UpdateStep step{}, others{};  // of the optimizer, and of Optimizer::others
+    double norm_squared = 0;      // of the gradients (StepResults), where the host updates
     // For stochastic rounding of weights; unset: they are rounded to nearest. For that of state in bf16.
     std::optional<std::uint64_t> rounding_seed{}, state_seed{};
 };
@@ -125,9 +125,16 @@ class Executor {
     void gather_squares();
     void norm();
     Tensor squares_of(int unit) const;
+    void momentum(int unit);
+    void gather_directions(int unit);
+    void orthogonalise(int unit);
+    void copy_directions(const Action& action);
+    // The operations of the device that updates, and the norm there.
+    Ops& updating_ops() { return updates_on_host_ ? device_.host().ops() : ops_; }
+    Tensor updating_norm();
     void update(int unit);
     void update_piece(const Action& action);
-    void update(const UnitBuffers& b, std::span<const UpdateSegment> segments, std::int64_t first_element);
+    void update(const UnitBuffers& of_unit, std::span<const UpdateGroup> groups, std::int64_t first_element);
     static int buffer_of(const Action& action);
     TransferTest transfer_from_or_to_disk(const Action& action);
     Tensor on_device(const BufferUse& use) const;
@@ -169,7 +176,8 @@ class Executor {
     std::vector<std::byte*> scratch_, angles_, losses_;
     std::vector<ParameterPlaces> parameters_;  // by the model's part; empty for parts of other stages
     Tensor logits_;
-    HostMemory staged_amax_;  // where copies of the host's amax to the device begin
+    double norm_on_host_ = 0;  // squared, of the pending update
+    HostMemory staged_amax_;   // where copies of the host's amax to the device begin
     // The current list.
     const Step* step_ = nullptr;
     const StepInput* input_ = nullptr;

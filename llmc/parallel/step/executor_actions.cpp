@@ -74,6 +74,15 @@ void Executor::perform(const Action& action) {
             return gather_squares();
         case ActionKind::norm:
             return norm();
+        case ActionKind::momentum:
+            return momentum(action.unit);
+        case ActionKind::upload_directions:
+        case ActionKind::download_directions:
+            return copy_directions(action);
+        case ActionKind::gather_directions:
+            return gather_directions(action.unit);
+        case ActionKind::orthogonalise:
+            return orthogonalise(action.unit);
         case ActionKind::update:
             return action.piece < 0 ? update(action.unit) : update_piece(action);
         case ActionKind::upload_parameters:

@@ -4,6 +4,7 @@
 
 #include "llmc/core/error.h"
 #include "llmc/parallel/step/executor.h"
+#include "llmc/parallel/step/orthogonal.h"
 
 namespace llmc {
 
@@ -106,28 +107,82 @@ Tensor Executor::squares_of(int unit) const {
     return activations_.norm_partials.flat(first_block, blocks(unit));
 }
 
+Tensor Executor::updating_norm() {
+    if (!updates_on_host_) return norm_squared();
+    norm_on_host_ = input_->update->norm_squared;
+    return {reinterpret_cast<std::byte*>(&norm_on_host_), DType::fp64, {1}};
+}
+
+void Executor::momentum(int unit) {
+    const UnitBuffers of_unit = store_.operands(unit);
+    for (const UpdateGroup& group : store_.groups(unit)) {
+        if (!group.optimizer->others) continue;
+        const UnitBuffers b = ParameterStore::operands(of_unit, group);
+        const auto& seed = input_->update->state_seed;
+        updating_ops().run(Momentum{
+            of_unit.directions.flat(group.range.begin, group.range.size()), b.state.front().values,
+            b.updated_gradients, updating_norm(), group.segments, input_->update->step,
+            seed ? std::optional(StochasticRounding{*seed, store_.first_element(unit) + group.range.begin})
+                 : std::nullopt});
+    }
+}
+
+void Executor::gather_directions(int unit) {
+    const Tensor of_rank = store_.directions_of_rank(unit);
+    if (!store_.sharding().keeps_optimizer_whole())
+        groups_.shards().all_gather(of_rank, store_.own_directions(unit));
+    if (ranks_.is_shared())
+        ranks_.group().all_gather(store_.directions().directions.flat(0, ranks_.size() * of_rank.elements()),
+                                  of_rank);
+}
+
+void Executor::orthogonalise(int unit) {
+    llmc::orthogonalise(
+        ops_, store_.layout(unit), store_.elements(unit), store_.updated(unit),
+        [&](const ParamSpec& spec) { return store_.optimizer_of(unit, spec).others != nullptr; },
+        store_.directions());
+}
+
+void Executor::copy_directions(const Action& action) {
+    const Tensor on_host = store_.own_directions_on_host(action.unit),
+                 on_device = store_.own_directions(action.unit);
+    action.kind == ActionKind::upload_directions ? device_.upload(on_device, on_host.data)
+                                                 : device_.begin_download(on_host.data, on_device);
+}
+
 void Executor::update(int unit) {
-    update(store_.operands(unit), store_.segments(unit), store_.first_element(unit));
+    update(store_.operands(unit), store_.groups(unit), store_.first_element(unit));
 }
 
 void Executor::update_piece(const Action& action) {
     const StatePiece& piece = store_.pieces(action.unit)[static_cast<std::size_t>(action.piece)];
-    update(store_.in_buffer(action.unit, action.piece, buffer_of(action)),
-           store_.segments(action.unit, piece), store_.first_element(action.unit) + piece.begin);
+    update(store_.in_buffer(action.unit, action.piece, buffer_of(action)), store_.groups(action.unit, piece),
+           store_.first_element(action.unit) + piece.begin);
 }
 
-void Executor::update(const UnitBuffers& b, std::span<const UpdateSegment> segments,
+void Executor::update(const UnitBuffers& of_unit, std::span<const UpdateGroup> groups,
                       std::int64_t first_element) {
-    const auto rounding = [&](const std::optional<std::uint64_t>& seed) {
-        return seed ? std::optional(StochasticRounding{*seed, first_element}) : std::nullopt;
-    };
-    Ops& ops = updates_on_host_ ? device_.host().ops() : ops_;
-    double squared = input_->update->norm_squared;
-    const Tensor norm =
-        updates_on_host_ ? Tensor{reinterpret_cast<std::byte*>(&squared), DType::fp64, {1}} : norm_squared();
-    ops.run(OptimizerUpdate{store_.optimizer().kind, b.updated_parameters, b.master, b.updated_gradients,
-                            norm, b.state, segments, input_->update->step,
-                            rounding(input_->update->rounding_seed), rounding(input_->update->state_seed)});
+    for (const UpdateGroup& group : groups) {
+        UnitBuffers b = ParameterStore::operands(of_unit, group);
+        const auto rounding = [&](const std::optional<std::uint64_t>& seed) {
+            return seed ? std::optional(StochasticRounding{*seed, first_element + group.range.begin})
+                        : std::nullopt;
+        };
+        UpdateStep step =
+            group.optimizer == &store_.optimizer() ? input_->update->step : input_->update->others;
+        auto state_seed = input_->update->state_seed;
+        // A direction is neither clipped nor scaled, and momentum() has updated the state.
+        if (group.optimizer->others) {
+            b.updated_gradients = of_unit.directions.flat(group.range.begin, group.range.size());
+            b.state = {};
+            step.max_grad_norm = 0;
+            step.loss_scale = 1;
+            state_seed.reset();
+        }
+        updating_ops().run(OptimizerUpdate{
+            group.optimizer->kind, b.updated_parameters, b.master, b.updated_gradients, updating_norm(),
+            b.state, group.segments, step, rounding(input_->update->rounding_seed), rounding(state_seed)});
+    }
 }
 
 }  // namespace llmc

@@ -16,6 +16,7 @@ bool belongs_to_unit(BufferRole role) {
         case BufferRole::gradient_shard:
         case BufferRole::gradient_sums:
         case BufferRole::optimizer:
+        case BufferRole::directions:
             return true;
         default:
             return false;
@@ -190,6 +191,11 @@ BytesSent bytes_sent(const Step& step, std::span<const UnitBytes> units, const M
                 break;
             case ActionKind::gather_parameters:
                 sent.inside += bytes_inside(unit.parameters, step.sharding);
+                break;
+            case ActionKind::gather_directions:
+                if (!step.sharding.keeps_optimizer_whole())
+                    sent.inside += bytes_inside(unit.directions, step.sharding);
+                sent.tensor += (tensor - 1) * unit.directions;
                 break;
             case ActionKind::all_reduce:
                 sent.across += bytes_across(unit.gradients, step.sharding);

@@ -62,6 +62,9 @@ enum class BufferRole {
     norm,
     // The greatest magnitudes that this step has seen (Space::amax).
     amax,
+    // The directions of a unit's matrices: of all ranks that share them; in the host's memory this rank's. Units take
+    // turns. Index: 0.
+    directions,
     // Holds a piece of optimizer state on its way from the disk and back. Index: the buffer.
     state_piece,
 };
@@ -167,6 +170,7 @@ struct UnitBytes {
     std::uint64_t parameters = 0, gradients = 0;
     std::uint64_t replicated_gradients = 0;  // those of tensors that each tensor-parallel rank has whole
     std::uint64_t gradient_size = 4;         // bytes of one element
+    std::uint64_t directions = 0;            // of one tensor-parallel rank
 };
 // Bytes that a rank sends inside its sharding group to all-gather or reduce-scatter a buffer, and then
 // between the groups to all-reduce its shard.

@@ -20,7 +20,8 @@ namespace {
 std::string_view name_of(BufferRole role) {
     return name_among(role, "parameters", "parameter shard", "gradients", "gradient shard", "sums",
                       "optimizer", "tokens", "input", "residual", "saved", "recomputed", "doutputs",
-                      "dresidual", "rows", "logits", "loss", "squares", "norm", "amax", "piece in buffer");
+                      "dresidual", "rows", "logits", "loss", "squares", "norm", "amax", "directions",
+                      "piece in buffer");
 }
 
 // Stands before the number of a buffer that micro-batches use in turn. It is not printed.
@@ -40,7 +41,8 @@ std::string to_string(std::span<const BufferUse> uses, const Outline& outline) {
             text += " " + unit_name(outline.part(use.unit).own_unit);
         } else if (belongs_to_unit(use.role)) {
             text += " " + unit_name(use.unit);
-            if (use.role != BufferRole::optimizer && use.index != use.unit)
+            if (use.role != BufferRole::optimizer && use.role != BufferRole::directions &&
+                use.index != use.unit)
                 text += fmt::format(" (in {}'s place)", unit_name(use.index));
         }
         if (use.role == BufferRole::residual || use.role == BufferRole::saved ||

@@ -201,7 +201,9 @@ void UnitActions::norm() {
 void UnitActions::update(std::span<const int> units, bool releases) {
     if (!spec_.state_pieces.empty()) return update_from_disk(units, releases);
     for (const int unit : units) {
-        add(update_of(unit, {optimizer, unit, unit, offload().state}));
+        const BufferUse state{optimizer, unit, unit, offload().state};
+        if (spec_.units_with_directions.contains(unit)) make_directions(unit, state);
+        add(update_of(unit, state));
         finish_updated(unit, releases, offload().updates_on_host());
     }
 }
@@ -217,7 +219,37 @@ Action UnitActions::update_of(int unit, const BufferUse& state) const {
         .reads = {is_on_host ? gradients_on_host(unit) : kept_gradients(unit), {BufferRole::norm}, state},
         .writes = {state, updated}};
     if (are_offloaded(unit)) action.reads.push_back(updated);
+    if (spec_.units_with_directions.contains(unit)) action.reads.push_back(own_directions(unit));
     return action;
+}
+
+// A direction is made where the momentum is, and orthogonalised on the device.
+void UnitActions::make_directions(int unit, const BufferUse& state) {
+    const bool is_on_host = offload().updates_on_host();
+    const BufferUse own = own_directions(unit), on_device{directions, 0, unit};
+    add({.kind = ActionKind::momentum,
+         .stream = is_on_host ? StreamKind::host : StreamKind::compute,
+         .unit = unit,
+         .reads = {is_on_host ? gradients_on_host(unit) : kept_gradients(unit), {BufferRole::norm}, state},
+         .writes = {state, own}});
+    if (is_on_host)
+        add({.kind = ActionKind::upload_directions,
+             .stream = StreamKind::to_device,
+             .unit = unit,
+             .reads = {own},
+             .writes = {on_device}});
+    if (!sharding_.keeps_optimizer_whole() || spec_.tensor.ranks > 1)
+        communicate({.kind = ActionKind::gather_directions,
+                     .unit = unit,
+                     .reads = {on_device},
+                     .writes = {on_device}});
+    add({.kind = ActionKind::orthogonalise, .unit = unit, .reads = {on_device}, .writes = {on_device}});
+    if (is_on_host)
+        add({.kind = ActionKind::download_directions,
+             .stream = StreamKind::from_device,
+             .unit = unit,
+             .reads = {on_device},
+             .writes = {own}});
 }
 
 void UnitActions::move_parameters(ActionKind kind, int unit, Tier from, Tier to) {

@@ -89,6 +89,11 @@ class UnitActions {
     const Offload& offload() const { return sharding_.offload; }
     BufferUse parameters_in(Tier tier, int unit) const { return parameters_in(tier, sharding_, unit, part_); }
     Action update_of(int unit, const BufferUse& state) const;
+    void make_directions(int unit, const BufferUse& state);
+    // Where this rank's directions are when it uses them.
+    BufferUse own_directions(int unit) const {
+        return {BufferRole::directions, 0, unit, offload().updates_on_host() ? Tier::host : Tier::device};
+    }
     void update_from_disk(std::span<const int> units, bool releases);
     void move_parameters(ActionKind kind, int unit, Tier from, Tier to);
     void finish_updated(int unit, bool releases, bool is_on_host);

@@ -17,13 +17,9 @@ constexpr std::size_t beside_step = 0;
 
 }  // namespace
 
-ElementRange intersection(const ElementRange& a, const ElementRange& b) {
-    const std::int64_t begin = std::max(a.begin, b.begin);
-    return {begin, std::max(begin, std::min(a.end, b.end))};
-}
-
 ParameterStore::ParameterStore(Device& device, const Arenas& arenas, const StoreLayout& layout,
-                               double weight_decay, int shard, const std::string& directory)
+                               double weight_decay, int shard, const std::string& directory,
+                               const HyperparameterValues& numbers)
     : device_(device),
       dtypes_(layout.dtypes),
       sharding_(layout.sharding),
@@ -42,10 +38,16 @@ ParameterStore::ParameterStore(Device& device, const Arenas& arenas, const Store
                                                       has_parameters ? "--offload-parameters none" : ""));
     }
     for (const BufferId& buffer : layout.piece_buffers) piece_buffers_.push_back(arenas[buffer]);
+    if (layout.directions) {
+        const auto& ids = *layout.directions;
+        directions_ = {arenas[ids.directions], arenas[ids.own_on_host], arenas[ids.matrix],
+                       arenas[ids.product],    arenas[ids.square],      arenas[ids.squared],
+                       arenas[ids.partials],   arenas[ids.norm]};
+    }
     const bool whole = sharding_.keeps_optimizer_whole();
     for (const UnitBufferIds& ids : layout.buffers) {
         UnitBuffers& unit = buffers_.emplace_back();
-        segments_.emplace_back();
+        groups_.emplace_back();
         const auto number = static_cast<int>(buffers_.size()) - 1;
         if (!has(number)) continue;
         unit.parameters = arenas[ids.parameters];
@@ -66,23 +68,46 @@ ParameterStore::ParameterStore(Device& device, const Arenas& arenas, const Store
         if (!has_master()) unit.master = unit.updated_parameters;
         if (ids.host_parameters) unit.host_parameters = arenas[*ids.host_parameters];
         if (ids.host_gradients) unit.host_gradients = arenas[*ids.host_gradients];
-        const ElementRange own = updated(number);
-        std::vector<UpdateSegment>& segments = segments_.back();
-        const std::vector<std::int64_t> places = places_of_small(this->layout(number));
+        groups_.back() = make_groups(number, weight_decay, numbers);
+    }
+}
+
+std::vector<UpdateGroup> ParameterStore::make_groups(int unit, double weight_decay,
+                                                     const HyperparameterValues& numbers) const {
+    const ElementRange own = updated(unit);
+    const std::vector<OptimizerRun> runs =
+        optimizer_runs(layout(unit), part_.outline->unit(unit), dtypes_, sharding_.ranks());
+    const std::vector<std::int64_t> places = places_of_small(layout(unit));
+    std::vector<UpdateGroup> groups;
+    std::array<std::int64_t, most_states> packed{};
+    for (const OptimizerRun& run : runs) {
+        const ElementRange range = intersection(run.range, own);
+        if (range.size() == 0) continue;
+        UpdateGroup& group = groups.emplace_back(
+            UpdateGroup{run.optimizer, {range.begin - own.begin, range.end - own.begin}, {}, {}});
+        for (std::size_t i = 0; i < run.optimizer->state.size(); ++i)
+            group.in_state[i] =
+                is_packed(runs, i) ? std::exchange(packed[i], packed[i] + range.size()) : group.range.begin;
         std::size_t place = 0;
-        for (const UnitLayout::Entry& entry : this->layout(number).entries()) {
+        for (const UnitLayout::Entry& entry : layout(unit).entries()) {
             const std::int64_t small = places[place++];
             const ElementRange part =
-                intersection({entry.offset, entry.offset + entry.shape.elements()}, own);
+                intersection({entry.offset, entry.offset + entry.shape.elements()}, range);
             if (part.size() == 0) continue;
-            segments.push_back({.begin = part.begin - own.begin,
-                                .end = part.end - own.begin,
-                                .weight_decay = entry.spec.decays() ? weight_decay : 0.0,
-                                .in_packed = is_in_8_bits(number, Kept::state1) && is_small(entry)
-                                                 ? small + part.begin - entry.offset
-                                                 : -1});
+            const auto columns = static_cast<double>(entry.spec.shape.last()),
+                       rows = static_cast<double>(entry.spec.shape.elements()) / columns;
+            const auto factor = run.optimizer->rate_factor;
+            group.segments.push_back(
+                {.begin = part.begin - range.begin,
+                 .end = part.end - range.begin,
+                 .weight_decay = entry.spec.decays() ? weight_decay : 0.0,
+                 .in_packed = is_in_8_bits(unit, Kept::state1) && is_small(entry)
+                                  ? small + part.begin - entry.offset
+                                  : -1,
+                 .rate_factor = factor ? factor(rows / entry.spec.matrices, columns, numbers) : 1});
         }
     }
+    return groups;
 }
 
 ElementRange ParameterStore::shard(int unit, int shard) const {
@@ -119,7 +144,10 @@ int ParameterStore::begin_write(int unit, int piece, int buffer) const {
 
 UnitBuffers ParameterStore::operands(int unit) const {
     UnitBuffers of = buffers(unit);
-    if (!sharding_.offload.updates_on_host()) return of;
+    const bool is_on_host = sharding_.offload.updates_on_host();
+    if (dtypes_.has_directions(part_.outline->unit(unit)))
+        of.directions = is_on_host ? own_directions_on_host(unit) : own_directions(unit);
+    if (!is_on_host) return of;
     const bool is_share = of.host_parameters.elements() == updated(unit).size();
     of.updated_parameters = is_share ? of.host_parameters : own_shard(of.host_parameters);
     of.updated_gradients = of.host_gradients;
@@ -203,14 +231,45 @@ UnitBuffers ParameterStore::in_buffer(int unit, int piece, int buffer) const {
     return made;
 }
 
-std::vector<UpdateSegment> ParameterStore::segments(int unit, const StatePiece& piece) const {
-    std::vector<UpdateSegment> of_piece;
-    for (const UpdateSegment& segment : segments(unit)) {
-        const ElementRange part = intersection({segment.begin, segment.end}, {piece.begin, piece.end});
-        if (part.size() > 0)
-            of_piece.push_back({part.begin - piece.begin, part.end - piece.begin, segment.weight_decay});
+UnitBuffers ParameterStore::operands(const UnitBuffers& of_unit, const UpdateGroup& group) {
+    const auto part = [&](const Tensor& flat, std::int64_t first) {
+        return flat.elements() > 0 ? flat.flat(first, group.range.size()) : flat;
+    };
+    UnitBuffers of = of_unit;
+    of.updated_parameters = part(of_unit.updated_parameters, group.range.begin);
+    of.updated_gradients = part(of_unit.updated_gradients, group.range.begin);
+    of.master = part(of_unit.master, group.range.begin);
+    for (std::size_t i = 0; i < most_states; ++i) {
+        // State in 8 bits is of one group.
+        if (i >= group.optimizer->state.size()) of.state[i] = {};
+        if (of.state[i].values && of.state[i].values.dtype != DType::uint8)
+            of.state[i] = {part(of_unit.state[i].values, group.in_state[i])};
+    }
+    return of;
+}
+
+std::vector<UpdateGroup> ParameterStore::groups(int unit, const StatePiece& piece) const {
+    std::vector<UpdateGroup> of_piece;
+    for (const UpdateGroup& group : groups(unit)) {
+        UpdateGroup& made =
+            of_piece.emplace_back(UpdateGroup{group.optimizer, {0, piece.elements()}, {}, {}});
+        for (UpdateSegment segment : group.segments) {
+            const ElementRange part = intersection({segment.begin, segment.end}, {piece.begin, piece.end});
+            if (part.size() == 0) continue;
+            segment.begin = part.begin - piece.begin;
+            segment.end = part.end - piece.begin;
+            made.segments.push_back(segment);
+        }
     }
     return of_piece;
+}
+
+Tensor ParameterStore::directions_of_rank(int unit) const {
+    return directions_.directions.flat(layout(unit).ranks().rank * elements(unit), elements(unit));
+}
+Tensor ParameterStore::own_directions(int unit) const {
+    const ElementRange own = updated(unit);
+    return directions_of_rank(unit).flat(own.begin, own.size());
 }
 
 void ParameterStore::require_finished() const {
@@ -260,6 +319,14 @@ void ParameterStore::set_weights(int unit, std::span<const float> values) {
     store_parameters(unit);
 }
 
+template <class F>
+void ParameterStore::for_each_run_of_state(int unit, Kept kept, const F& f) const {
+    const std::size_t number = number_of(kept);
+    for (const UpdateGroup& group : groups(unit))
+        if (number < group.optimizer->state.size())
+            f(group.range, state(unit, kept).values.flat(group.in_state[number], group.range.size()));
+}
+
 void ParameterStore::read(int unit, Kept kept, std::span<float> values) const {
     require_finished();
     if (is_on_disk(kept)) {
@@ -271,7 +338,16 @@ void ParameterStore::read(int unit, Kept kept, std::span<float> values) const {
         });
     }
     if (is_of_parameters(kept)) fetch_parameters(unit);
-    if (!is_in_8_bits(unit, kept)) return download_widened(device_of(kept), values, held(unit, kept));
+    if (!is_of_optimizer(kept)) return download_widened(device_of(kept), values, held(unit, kept));
+    if (!is_in_8_bits(unit, kept)) {
+        std::ranges::fill(values, 0.0F);
+        return for_each_run_of_state(unit, kept, [&](const ElementRange& range, const Tensor& run) {
+            download_widened(
+                device_of(kept),
+                values.subspan(static_cast<std::size_t>(range.begin), static_cast<std::size_t>(range.size())),
+                run);
+        });
+    }
     const UpdateState& of = state(unit, kept);
     std::vector<std::uint8_t> entries(values.size());
     std::vector<float> greatest(static_cast<std::size_t>(of.amax.elements())),
@@ -282,7 +358,7 @@ void ParameterStore::read(int unit, Kept kept, std::span<float> values) const {
     for (std::size_t block = 0; block < greatest.size(); ++block)
         from_8_bits(values.subspan(block * eight_bit_block, eight_bit_block),
                     &entries[block * eight_bit_block], greatest[block], table(kept));
-    for (const UpdateSegment& segment : segments(unit)) {
+    for (const UpdateSegment& segment : groups(unit).front().segments) {
         if (segment.in_packed >= 0)
             std::copy_n(of_small.begin() + segment.in_packed, segment.end - segment.begin,
                         values.begin() + segment.begin);
@@ -305,10 +381,16 @@ void ParameterStore::for_each_held(int unit, Kept kept, const ElementRange& part
         return;
     }
     if (is_of_parameters(kept)) fetch_parameters(unit);
+    if (is_of_optimizer(kept) && !is_in_8_bits(unit, kept)) {
+        return for_each_run_of_state(unit, kept, [&](const ElementRange& range, const Tensor& run) {
+            const ElementRange mine = intersection(part, range);
+            if (mine.size() > 0) give(run.flat(mine.begin - range.begin, mine.size()));
+        });
+    }
     const Tensor elements = held(unit, kept).flat(part.begin, part.size());
     if (!is_in_8_bits(unit, kept)) return give(elements);
     const UpdateState& of = state(unit, kept);
-    for (const UpdateSegment& segment : segments(unit)) {
+    for (const UpdateSegment& segment : groups(unit).front().segments) {
         if (segment.in_packed >= 0 && segment.begin <= part.begin && part.end <= segment.end)
             return give(of.packed.flat(segment.in_packed + part.begin - segment.begin, part.size()));
     }
@@ -328,11 +410,17 @@ void ParameterStore::set_state(int unit, Kept kept, std::span<const float> value
         });
     }
     const UpdateState& of = state(unit, kept);
-    if (!is_in_8_bits(unit, kept)) return upload_rounded(updating_device(), of.values, values);
+    if (!is_in_8_bits(unit, kept)) {
+        return for_each_run_of_state(unit, kept, [&](const ElementRange& range, const Tensor& run) {
+            upload_rounded(updating_device(), run,
+                           values.subspan(static_cast<std::size_t>(range.begin),
+                                          static_cast<std::size_t>(range.size())));
+        });
+    }
     std::vector<float> large(values.begin(), values.end()),
         of_small(static_cast<std::size_t>(of.packed.elements())),
         greatest(static_cast<std::size_t>(of.amax.elements()));
-    for (const UpdateSegment& segment : segments(unit)) {
+    for (const UpdateSegment& segment : groups(unit).front().segments) {
         if (segment.in_packed < 0) continue;
         std::copy(values.begin() + segment.begin, values.begin() + segment.end,
                   of_small.begin() + segment.in_packed);

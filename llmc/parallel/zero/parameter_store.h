@@ -16,6 +16,7 @@
 #include "llmc/device/device.h"
 #include "llmc/device/eight_bit_state.h"
 #include "llmc/device/ops.h"
+#include "llmc/optim/formulas.h"
 #include "llmc/parallel/zero/store_layout.h"
 
 namespace llmc {
@@ -27,8 +28,18 @@ struct UnitBuffers {
     // The elements that this rank updates: all if it keeps the optimizer state whole, else its shard.
     Tensor updated_parameters, updated_gradients, master;
     std::array<UpdateState, most_states> state;  // by the optimizer's tensors of state
+    Tensor directions;                           // of the matrices that are updated as a whole
     // In the host's memory beside a device: those offloaded or updated there; and what the host updates with.
     Tensor host_parameters, host_gradients;
+};
+
+// What one call of an optimizer updates: a range of the elements of a unit that this rank updates.
+struct UpdateGroup {
+    const Optimizer* optimizer;
+    ElementRange range;
+    // Where its elements begin in each tensor of state.
+    std::array<std::int64_t, most_states> in_state;
+    std::vector<UpdateSegment> segments;  // counted from the range's beginning
 };
 
 // What a rank has of each element that it updates; `whole_parameters` are those of all elements of a unit.
@@ -36,25 +47,18 @@ enum class Kept : std::uint8_t { whole_parameters, parameters, gradients, master
 // A tensor of state by its number.
 constexpr Kept kept_state(std::size_t number) { return number == 0 ? Kept::state1 : Kept::state2; }
 
-// A run of elements of a unit's whole flat buffer.
-struct ElementRange {
-    std::int64_t begin = 0, end = 0;
-    std::int64_t size() const { return end - begin; }
-};
-// The elements that both ranges contain; empty (begin = end) if there are none.
-ElementRange intersection(const ElementRange& a, const ElementRange& b);
-
 class ParameterStore {
   public:
     // `shard` is this rank's shard. `weight_decay` applies to the tensors whose ParamSpec decays.
-    // State and parameters on disk lie in a file of `directory`.
+    // State and parameters on disk lie in a file of `directory`. `numbers` are the optimizer's hyperparameters.
     ParameterStore(Device& device, const Arenas& arenas, const StoreLayout& layout, double weight_decay,
-                   int shard, const std::string& directory = "");
+                   int shard, const std::string& directory = "", const HyperparameterValues& numbers = {});
 
     int units() const { return static_cast<int>(layouts_.size()); }
     DType dtype() const { return dtypes_.compute; }
+    const StoreDtypes& dtypes() const { return dtypes_; }
     DType dtype_of_moments() const { return dtypes_.moments; }
-    const Optimizer& optimizer() const { return optimizer_of(dtypes_.optimizer); }
+    const Optimizer& optimizer() const { return dtypes_.chosen(); }
     // Whether master weights are kept beside the parameters.
     bool has_master() const { return dtypes_.keeps_master(); }
     bool is_state_on_disk() const { return sharding_.offload.state == Tier::disk; }
@@ -68,9 +72,25 @@ class ParameterStore {
     const UnitBuffers& buffers(int unit) const { return buffers_[static_cast<std::size_t>(unit)]; }
     // The operands of an update: where the host updates, all of them lie in the host's memory.
     UnitBuffers operands(int unit) const;
-    // The segments of the elements that this rank updates.
-    std::span<const UpdateSegment> segments(int unit) const {
-        return segments_[static_cast<std::size_t>(unit)];
+    // What this rank updates of a unit.
+    std::span<const UpdateGroup> groups(int unit) const { return groups_[static_cast<std::size_t>(unit)]; }
+    // The operands of a group: its part of those of the unit.
+    static UnitBuffers operands(const UnitBuffers& of_unit, const UpdateGroup& group);
+    // What the update of whole matrices needs, and of these the directions that this rank updates with.
+    const DirectionBuffers<Tensor>& directions() const { return directions_; }
+    Tensor own_directions(int unit) const;
+    Tensor own_directions_on_host(int unit) const {
+        return directions_.own_on_host.flat(0, updated(unit).size());
+    }
+    // Those of the tensor-parallel rank's part of the unit.
+    Tensor directions_of_rank(int unit) const;
+    // The optimizer of a tensor.
+    const Optimizer& optimizer_of(int unit, const ParamSpec& spec) const {
+        return dtypes_.optimizer_of(part_.outline->unit(unit), spec);
+    }
+    // Whether a tensor has this: state exists only where the tensor's optimizer has it.
+    bool has(int unit, const ParamSpec& spec, Kept kept) const {
+        return !is_of_optimizer(kept) || number_of(kept) < optimizer_of(unit, spec).state.size();
     }
 
     // ---- state on disk. A piece's number counts those of the unit.
@@ -89,7 +109,7 @@ class ParameterStore {
     ScratchFile::Traffic traffic() const { return file_ ? file_->traffic() : ScratchFile::Traffic{}; }
     // The piece's elements of what an update reads and writes; master weights and moments in a buffer.
     UnitBuffers in_buffer(int unit, int piece, int buffer) const;
-    std::vector<UpdateSegment> segments(int unit, const StatePiece& piece) const;
+    std::vector<UpdateGroup> groups(int unit, const StatePiece& piece) const;
 
     // ---- The update of the last step is pending until the next step, or Trainer::finish_update. Until then, reading
     // or setting state throws a ProgrammingError.
@@ -129,6 +149,11 @@ class ParameterStore {
     void initialize(std::uint64_t seed);
 
   private:
+    std::vector<UpdateGroup> make_groups(int unit, double weight_decay, const HyperparameterValues& numbers) const;
+    // Calls f(a range of the elements that this rank updates, the tensor that holds them) for all of a tensor of state that
+    // is not in 8 bits.
+    template <class F>
+    void for_each_run_of_state(int unit, Kept kept, const F& f) const;
     static bool is_of_optimizer(Kept kept) { return kept == Kept::state1 || kept == Kept::state2; }
     static std::size_t number_of(Kept kept) { return kept == Kept::state1 ? 0 : 1; }
     const UpdateState& state(int unit, Kept kept) const { return buffers(unit).state[number_of(kept)]; }
@@ -175,7 +200,8 @@ class ParameterStore {
     std::vector<std::optional<std::uint64_t>> parameter_places_;
     std::vector<UnitLayout> layouts_;
     std::vector<UnitBuffers> buffers_;
-    std::vector<std::vector<UpdateSegment>> segments_;
+    std::vector<std::vector<UpdateGroup>> groups_;
+    DirectionBuffers<Tensor> directions_{};
 };
 
 }  // namespace llmc

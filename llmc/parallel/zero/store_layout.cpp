@@ -8,6 +8,7 @@
 #include "llmc/core/error.h"
 #include "llmc/core/scratch_file.h"
 #include "llmc/device/eight_bit_state.h"
+#include "llmc/device/ops.h"
 
 namespace llmc {
 
@@ -20,7 +21,40 @@ std::vector<std::int64_t> places_of_small(const UnitLayout& unit) {
     return places;
 }
 
+std::vector<OptimizerRun> optimizer_runs(const UnitLayout& unit, const Outline::OutlinedUnit& outlined,
+                                         const StoreDtypes& dtypes, int ranks) {
+    std::vector<OptimizerRun> runs;
+    for (const UnitLayout::Entry& entry : unit.entries()) {
+        const Optimizer* optimizer = &dtypes.optimizer_of(outlined, entry.spec);
+        if (!runs.empty() && runs.back().optimizer == optimizer) continue;
+        if (!runs.empty()) runs.back().range.end = entry.offset;
+        runs.push_back({optimizer, {runs.empty() ? 0 : entry.offset, 0}});
+    }
+    if (!runs.empty()) runs.back().range.end = unit.padded_elements(ranks);
+    return runs;
+}
+
+bool is_packed(std::span<const OptimizerRun> runs, std::size_t state) {
+    return std::ranges::any_of(runs,
+                               [&](const OptimizerRun& run) { return run.optimizer->state.size() <= state; });
+}
+
 namespace {
+
+// The most elements of a tensor of state on any of the ranks that share it.
+std::int64_t elements_of_state(std::span<const OptimizerRun> runs, std::size_t state, std::int64_t updated,
+                               int shards) {
+    if (!is_packed(runs, state)) return updated;
+    std::int64_t most = 0;
+    for (int shard = 0; shard < shards; ++shard) {
+        std::int64_t elements = 0;
+        for (const OptimizerRun& run : runs)
+            if (run.optimizer->state.size() > state)
+                elements += intersection(run.range, {shard * updated, (shard + 1) * updated}).size();
+        most = std::max(most, elements);
+    }
+    return most;
+}
 
 void add_pieces(StoreLayout& store, std::int64_t updated) {
     std::vector<StatePiece>& pieces = store.pieces.emplace_back();
@@ -46,7 +80,51 @@ void add_piece_buffers(StoreLayout& store, MemoryLayout& layout) {
                        store.sharding.offload.has_own_memory ? Tier::host : Tier::device));
 }
 
+// One set of buffers serves all matrices, one after the other.
+std::optional<DirectionBuffers<BufferId>> lay_out_directions(StoreLayout& store, MemoryLayout& layout,
+                                                             TensorRank tensor, bool trains) {
+    const Sharding& sharding = store.sharding;
+    std::int64_t unit_elements = 0, updated = 0, elements = 0, rows = 0;
+    for (std::size_t number = 0; number < store.units.size(); ++number) {
+        const Outline::OutlinedUnit& outlined = store.part.outline->unit(static_cast<int>(number));
+        if (!store.part.has_unit(static_cast<int>(number)) || !store.dtypes.has_directions(outlined))
+            continue;
+        const std::int64_t of_unit = store.units[number].padded_elements(sharding.ranks());
+        unit_elements = std::max(unit_elements, of_unit);
+        updated = std::max(updated, sharding.keeps_optimizer_whole() ? of_unit : of_unit / sharding.shards);
+        for (const ParamSpec& spec : outlined.spec.params) {
+            if (!store.dtypes.has_directions(outlined, spec)) continue;
+            const MatrixSizes sizes = matrix_sizes(spec);
+            elements = std::max(elements, sizes.padded_elements());
+            rows = std::max(rows, sizes.fewer());
+        }
+    }
+    if (unit_elements == 0) return std::nullopt;
+    const DType D = store.dtypes.of_directions();
+    const auto add = [&](ArenaKind arena, const char* name, DType dtype, const Shape& shape,
+                         Tier tier = Tier::device) {
+        return layout.add(arena, name, dtype, trains ? shape : Shape{0}, buffer_alignment, tier);
+    };
+    const bool is_on_host = sharding.offload.updates_on_host();
+    return DirectionBuffers<BufferId>{
+        .directions = add(ArenaKind::communication, "directions", D, {tensor.size, unit_elements}),
+        .own_on_host = add(ArenaKind::communication, "directions", D, {is_on_host ? updated : 0},
+                           is_on_host ? Tier::host : Tier::device),
+        .matrix = add(ArenaKind::workspace, "a matrix's direction", D, {elements}),
+        .product = add(ArenaKind::workspace, "its product", D, {elements}),
+        .square = add(ArenaKind::workspace, "its square", D, {rows, rows}),
+        .squared = add(ArenaKind::workspace, "the square's square", D, {rows, rows}),
+        .partials =
+            add(ArenaKind::workspace, "its norm's blocks", DType::fp32, {elements / norm_block_elements}),
+        .norm = add(ArenaKind::workspace, "its norm", DType::fp64, {1})};
+}
+
 }  // namespace
+
+MatrixSizes matrix_sizes(const ParamSpec& spec) {
+    const std::int64_t columns = spec.shape.last();
+    return {spec.shape.elements() / columns / spec.matrices, columns};
+}
 
 StoreLayout lay_out_store(MemoryLayout& layout, const StoreDtypes& dtypes, const StagePart& part,
                           const Sharding& sharding, int micro_batches, TensorRank tensor, bool trains) {
@@ -135,9 +213,13 @@ StoreLayout lay_out_store(MemoryLayout& layout, const StoreDtypes& dtypes, const
             const bool is_there = trains && moments == DType::uint8;
             return layout.add(ArenaKind::moments, name, DType::fp32, {is_there ? count : 0});
         };
-        for (const StateTensor& described : optimizer_of(dtypes.optimizer).state) {
-            const std::string name = fmt::format("{}.{}", unit.name(), described.name);
-            ids.state.push_back({layout.add(ArenaKind::moments, name, moments, if_training(updated),
+        const std::vector<OptimizerRun> runs = optimizer_runs(unit, outlined, dtypes, sharding.ranks());
+        for (int i = 0; i < dtypes.states(); ++i) {
+            const std::string name = fmt::format("{}.state{}", unit.name(), i + 1);
+            const std::int64_t count =
+                elements_of_state(runs, static_cast<std::size_t>(i), updated[0],
+                                  sharding.keeps_optimizer_whole() ? 1 : sharding.shards);
+            ids.state.push_back({layout.add(ArenaKind::moments, name, moments, if_training({count}),
                                             buffer_alignment, offload.state),
                                  beside(name + ".amax", updated[0] / eight_bit_block),
                                  beside(name + ".packed", places_of_small(unit).back())});
@@ -146,6 +228,7 @@ StoreLayout lay_out_store(MemoryLayout& layout, const StoreDtypes& dtypes, const
         store.pieces.emplace_back();
     }
     if (offload.state == Tier::disk) add_piece_buffers(store, layout);
+    store.directions = lay_out_directions(store, layout, tensor, trains);
     return store;
 }
 

@@ -2,12 +2,16 @@
 // this decides which of them a rank holds whole and which sharded (sharding.h).
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "llmc/core/memory_layout.h"
 #include "llmc/core/tensor.h"
+#include "llmc/device/ops.h"
 #include "llmc/model/units.h"
 #include "llmc/optim/formulas.h"
 #include "llmc/parallel/zero/sharding.h"
@@ -54,9 +58,51 @@ struct StoreDtypes {
     PieceBytes piece_bytes(std::int64_t elements) const {
         return {elements, keeps_master(), moments, states()};
     }
-    int states() const { return static_cast<int>(optimizer_of(optimizer).state.size()); }
+    const Optimizer& chosen() const { return llmc::optimizer_of(optimizer); }
+    const Optimizer& optimizer_of(const Outline::OutlinedUnit& unit, const ParamSpec& spec) const {
+        const bool is_for_others = chosen().others && (unit.class_of_layers < 0 || spec.matrices == 0);
+        return is_for_others ? *chosen().others : chosen();
+    }
+    // Whether a tensor is updated as whole matrices.
+    bool has_directions(const Outline::OutlinedUnit& unit, const ParamSpec& spec) const {
+        return optimizer_of(unit, spec).others != nullptr;
+    }
+    bool has_directions(const Outline::OutlinedUnit& unit) const {
+        return std::ranges::any_of(unit.spec.params,
+                                   [&](const ParamSpec& spec) { return has_directions(unit, spec); });
+    }
+    DType of_directions() const { return compute == DType::fp16 ? DType::bf16 : compute; }
+    // The most tensors of state that a parameter has.
+    int states() const {
+        return static_cast<int>(
+            std::max(chosen().state.size(), chosen().others ? chosen().others->state.size() : 0));
+    }
     // Of an element.
     double moment_bytes() const { return states() * static_cast<double>(size_of(moments)); }
+};
+
+// A matrix of a product (outputs, inputs), whole.
+struct MatrixSizes {
+    std::int64_t rows, columns;
+    bool operator==(const MatrixSizes&) const = default;
+    bool is_tall() const { return rows > columns; }
+    std::int64_t fewer() const { return std::min(rows, columns); }
+    std::int64_t more() const { return std::max(rows, columns); }
+    // Up to a multiple of the blocks of which norms are sums.
+    std::int64_t padded_elements() const {
+        return (rows * columns + norm_block_elements - 1) / norm_block_elements * norm_block_elements;
+    }
+};
+MatrixSizes matrix_sizes(const ParamSpec& spec);
+
+// What the update of whole matrices needs; B: BufferId or Tensor. D is the compute dtype, or bf16 in place of fp16.
+template <class B>
+struct DirectionBuffers {
+    B directions;       // D (T, elements of a unit), of each tensor-parallel rank
+    B own_on_host;      // D: those of this rank, where the host updates
+    B matrix, product;  // D (rows, columns) of a matrix, with the fewer rows; whole norm blocks
+    B square, squared;  // D (rows, rows)
+    B partials, norm;   // of the matrix's norm: fp32, and fp64 (1)
 };
 
 struct StoreLayout {
@@ -71,6 +117,8 @@ struct StoreLayout {
     std::vector<BufferId> piece_buffers{};
     // Where the file has a unit's parameters, if they are on disk.
     std::vector<std::optional<std::uint64_t>> parameter_places{};
+    // With an optimizer of whole matrices, if the stage has some.
+    std::optional<DirectionBuffers<BufferId>> directions{};
 };
 
 // Lays out the buffers for one stage's and one tensor-parallel rank's part of the model, and a training step
@@ -78,6 +126,17 @@ struct StoreLayout {
 StoreLayout lay_out_store(MemoryLayout& layout, const StoreDtypes& dtypes, const StagePart& part,
                           const Sharding& sharding, int micro_batches, TensorRank tensor = {},
                           bool trains = true);
+
+// Consecutive tensors of a unit with one optimizer: a range of the unit's flat buffer.
+struct OptimizerRun {
+    const Optimizer* optimizer;
+    ElementRange range;
+};
+std::vector<OptimizerRun> optimizer_runs(const UnitLayout& unit, const Outline::OutlinedUnit& outlined,
+                                         const StoreDtypes& dtypes, int ranks);
+// Whether a tensor of state has only the elements of those runs whose optimizer has it, one behind the other. Otherwise it
+// has all elements of the unit.
+bool is_packed(std::span<const OptimizerRun> runs, std::size_t state);
 
 // With state in 8 bits: whether a tensor keeps its state in fp32, and where each such tensor begins among those of
 // its unit, in quads; then their number of elements.
