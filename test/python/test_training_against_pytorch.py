@@ -152,6 +152,24 @@ def test_muon(model, options, reference, tmp_path):
     assert len(errors) >= 4 and max(errors.values()) <= 1e-3
 
 
+MUON_FAULTS = ["flat", "no iteration", "momentum once a micro-batch", "decay with the adjusted rate", "no Nesterov"]
+
+
+@pytest.mark.parametrize("fault", MUON_FAULTS)
+def test_muons_faults_are_seen(fault, tmp_path):
+    """Each of them, which programs have had, changes some matrix by more than the bound of test_muon. (Others depend on the mesh:
+    test_optimizers.py compares bits.)"""
+    sizes = GPT2(layers=1, heads=2, channels=32, seq_len=16, vocab_size=64)
+    experiment = Experiment(tmp_path, sizes, batch=4, seed=SEED)
+    train = lambda fault: reference_model.train(
+        experiment.weights, sizes, [experiment.tokens] * FEW_STEPS, lr=2e-3, weight_decay=0.1, grad_clip=0.5,
+        make_optimizer=lambda groups, rate: reference_model.Muon(groups, rate, fault=fault))[2]
+    right, wrong = train(None), train(fault)
+    shares = [torch.norm(wrong[name] - end) / torch.norm(end - experiment.weights[name]) for name, end in right.items()
+              if reference_model.matrices_of(name, end)]
+    assert len(shares) == 4 and max(shares) > 5e-3
+
+
 @pytest.mark.parametrize("schedule,warmup", [("cosine", 0), ("cosine", 10), ("linear", 5), ("wsd", 4), ("constant", 20)])
 def test_schedule_and_clipping(schedule, warmup, tmp_path):
     sizes = GPT2(layers=1, heads=2, channels=32, seq_len=16, vocab_size=64)
