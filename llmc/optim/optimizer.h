@@ -3,6 +3,7 @@
 // name no optimizer.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <span>
@@ -49,13 +50,18 @@ struct Optimizer {
     void (*mend)(LoadedState& loaded) = nullptr;  // corrects what earlier programs have saved
 };
 
+// The most tensors of state that a parameter has.
+constexpr std::size_t most_states_of(const Optimizer& optimizer) {
+    return std::max(optimizer.state.size(), optimizer.others ? optimizer.others->state.size() : 0);
+}
+
 // The numbers of a step.
 struct UpdateStep {
     std::int64_t step = 1;  // counts from 1
     double learning_rate = 0;
-    HyperparameterValues numbers{};         // of the optimizer's hyperparameters
-    double max_grad_norm = 0;  // clip the global norm to this; 0 does not clip
-    double loss_scale = 1;     // of the gradients, a power of two
+    HyperparameterValues numbers{};  // of the optimizer's hyperparameters
+    double max_grad_norm = 0;        // clip the global norm to this; 0 does not clip
+    double loss_scale = 1;           // of the gradients, a power of two
 };
 
 // The numbers of an element's parameter.

@@ -149,7 +149,8 @@ class ParameterStore {
     void initialize(std::uint64_t seed);
 
   private:
-    std::vector<UpdateGroup> make_groups(int unit, double weight_decay, const HyperparameterValues& numbers) const;
+    std::vector<UpdateGroup> make_groups(int unit, double weight_decay,
+                                         const HyperparameterValues& numbers) const;
     // Calls f(a range of the elements that this rank updates, the tensor that holds them) for all of a tensor of state that
     // is not in 8 bits.
     template <class F>
