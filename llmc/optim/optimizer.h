@@ -41,8 +41,8 @@ struct Optimizer {
     std::span<const Hyperparameter> hyperparameters;  // in the order of UpdateStep::numbers
     // Multiples of the learning rate that suits a model with AdamW, and of the weight decay, by default.
     double learning_rate = 1, weight_decay = 1;
-    // If set, the optimizer is for the matrices of the layers' products alone, which it updates as a whole, and the other
-    // parameters have this one.
+    // If set, the optimizer is for the matrices of the layers' products alone, which it updates as a whole, and the
+    // other parameters have this one.
     const Optimizer* others = nullptr;
     // Then the factor of the rate of a matrix, and the rate where --lr is that of the others.
     double (*rate_factor)(double rows, double columns, const HyperparameterValues& numbers) = nullptr;

@@ -158,8 +158,6 @@ constexpr std::array keys = {
     ForeignKey{"optimizer.type", choice, "optimizer", "", optimizers},
     ForeignKey{"optimizer.params.lr", number, "lr"}, ForeignKey{"optimizer.params.betas", betas, "beta1"},
     ForeignKey{"optimizer.params.eps", number, "eps"},
-    ForeignKey{"optimizer.params.momentum", number, "momentum"},
-    ForeignKey{"optimizer.params.nesterov", flag, "nesterov"},
     ForeignKey{"optimizer.params.weight_decay", number, "weight-decay"},
     ForeignKey{"optimizer.params.adam_w_mode", ignored, optimizer, "true"},
     ForeignKey{"optimizer.params.torch_adam", ignored, code},

@@ -1,5 +1,5 @@
-// Equal gradients give equal weights on every mesh, bit for bit: of Lion, whose signs a rounding may change, and of Muon,
-// whose matrices lie in shards and on tensor-parallel ranks but are updated as a whole.
+// Equal gradients give equal weights on every mesh, bit for bit: of Lion, whose signs a rounding may change, and of
+// Muon, whose matrices lie in shards and on tensor-parallel ranks but are updated as a whole.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

@@ -151,8 +151,8 @@ class ParameterStore {
   private:
     std::vector<UpdateGroup> make_groups(int unit, double weight_decay,
                                          const HyperparameterValues& numbers) const;
-    // Calls f(a range of the elements that this rank updates, the tensor that holds them) for all of a tensor of state that
-    // is not in 8 bits.
+    // Calls f(a range of the elements that this rank updates, the tensor that holds them) for all of a tensor of state
+    // that is not in 8 bits.
     template <class F>
     void for_each_run_of_state(int unit, Kept kept, const F& f) const;
     static bool is_of_optimizer(Kept kept) { return kept == Kept::state1 || kept == Kept::state2; }

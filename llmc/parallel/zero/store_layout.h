@@ -131,8 +131,8 @@ struct OptimizerRun {
 };
 std::vector<OptimizerRun> optimizer_runs(const UnitLayout& unit, const Outline::OutlinedUnit& outlined,
                                          const StoreDtypes& dtypes, int ranks);
-// Whether a tensor of state has only the elements of those runs whose optimizer has it, one behind the other. Otherwise it
-// has all elements of the unit.
+// Whether a tensor of state has only the elements of those runs whose optimizer has it, one behind the other. Otherwise
+// it has all elements of the unit.
 bool is_packed(std::span<const OptimizerRun> runs, std::size_t state);
 
 // With state in 8 bits: whether a tensor keeps its state in fp32, and where each such tensor begins among those of
