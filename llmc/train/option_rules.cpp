@@ -292,6 +292,7 @@ void take_model_folder(Options& o, const Sources& sources) {
 void complete(Options& o, const Sources& sources) {
     o.out_dir = sources.out_dir;
     o.resume = sources.resume;
+    o.takes_newest = sources.takes_newest;
     o.weights = sources.weights;
     o.notes.insert(o.notes.end(), sources.notes.begin(), sources.notes.end());
     take_precision(o);

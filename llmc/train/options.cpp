@@ -233,8 +233,10 @@ namespace {
 
 // `command` is null for a run.
 std::optional<Options> parse(int argc, const char* const* argv, std::string& text,
-                             std::span<const RemovedOption> removed, const OtherCommand* command) {
+                             std::span<const RemovedOption> removed, const OtherCommand* command,
+                             const std::map<std::string, std::string>& damages) {
     Options options;
+    options.damages = damages;
     CLI::App app(command ? std::string(command->description)
                          : "Train a GPT: ./train_gpt with one process, ./train_gpt --processes 8 with eight.",
                  command ? fmt::format("train_gpt {}", command->name) : "train_gpt");
@@ -390,13 +392,14 @@ std::optional<Options> parse(int argc, const char* const* argv, std::string& tex
 }  // namespace
 
 std::optional<Options> parse_options(int argc, const char* const* argv, std::string& text,
-                                     std::span<const RemovedOption> removed) {
-    return parse(argc, argv, text, removed, nullptr);
+                                     std::span<const RemovedOption> removed,
+                                     const std::map<std::string, std::string>& damages) {
+    return parse(argc, argv, text, removed, nullptr, damages);
 }
 
 std::optional<Options> parse_options(int argc, const char* const* argv, std::string& text,
                                      const OtherCommand& command) {
-    return parse(argc, argv, text, removed_options(), &command);
+    return parse(argc, argv, text, removed_options(), &command, {});
 }
 
 std::string with_place(const Options& options, std::string_view error) {

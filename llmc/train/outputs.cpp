@@ -124,14 +124,15 @@ std::optional<CheckpointInfo> best_checkpoint(const fs::path& out_dir) {
     std::error_code ignored;
     if (holds_run(out_dir / best_folder)) return std::nullopt;
     for (const CheckpointInfo& kept : readable_checkpoints(out_dir / best_folder))
-        if (fs::exists(weights_in(kept.directory), ignored)) return kept;
+        if (has_weights(kept.directory)) return kept;
     return std::nullopt;
 }
 
-std::optional<CheckpointInfo> newest_of_run(const fs::path& out_dir, const std::optional<std::string>& run) {
-    std::optional<CheckpointInfo> newest = newest_checkpoint(out_dir, run), best;
+std::optional<CheckpointInfo> newest_of_run(const fs::path& out_dir, const std::optional<std::string>& run,
+                                            const Damages& damages) {
+    std::optional<CheckpointInfo> newest = newest_checkpoint(out_dir, run, damages), best;
     try {
-        if (!holds_run(out_dir / best_folder)) best = newest_checkpoint(out_dir / best_folder, run);
+        if (!holds_run(out_dir / best_folder)) best = newest_checkpoint(out_dir / best_folder, run, damages);
     } catch (const UserError&) {
         if (!newest) throw;
     }
@@ -200,8 +201,7 @@ std::string records_stay(const Options& options, const fs::path& out_dir, const 
 
 void require_no_checkpoint(const fs::path& out_dir) {
     std::error_code ignored;
-    if (is_checkpoint_name(plain_path(out_dir).filename().string()) &&
-        fs::exists(weights_in(out_dir), ignored) && fs::is_directory(out_dir, ignored)) {
+    if (is_checkpoint_name(plain_path(out_dir).filename().string()) && has_weights(out_dir)) {
         user_error("--out-dir: {} is a checkpoint; name the directory of a run, or one that does not exist",
                    out_dir.string());
     }

@@ -38,9 +38,10 @@ inline constexpr const char* best_folder = "best";
 std::optional<CheckpointInfo> best_checkpoint(const std::filesystem::path& out_dir);
 
 // The newest checkpoint of a run's directory, or that of --keep-best if it is newer and of another step.
-// `run` as for newest_checkpoint().
+// `run` and `damages` as for newest_checkpoint().
 std::optional<CheckpointInfo> newest_of_run(const std::filesystem::path& out_dir,
-                                            const std::optional<std::string>& run);
+                                            const std::optional<std::string>& run,
+                                            const Damages& damages = {});
 
 // The files that a run writes in addition to an export.
 struct Writes {

@@ -7,7 +7,7 @@
 #include "llmc/core/error.h"
 #include "llmc/io/files.h"
 #include "llmc/io/model_files.h"
-#include "llmc/io/weight_files.h"
+#include "llmc/io/stored_tensors.h"
 #include "llmc/model/family.h"
 #include "llmc/train/command_line.h"
 #include "llmc/train/config_file.h"
@@ -36,6 +36,7 @@ std::string run_of_config(const Options& options) {
 void find_run(const Options& options, Sources& sources) {
     std::error_code ignored;
     if (!options.resume) return;
+    sources.takes_newest = options.resume->empty();
     if (options.resume->empty()) sources.out_dir = run_of_config(options);
     if (!fs::is_directory(*options.resume, ignored)) return;
     Options alone = options;
@@ -52,6 +53,7 @@ void find_run(const Options& options, Sources& sources) {
     if (options.out_dir.empty())
         sources.out_dir = directory_of_run(fs::path(*options.resume) / "checkpoint").string();
     sources.resume = newest->directory.string();
+    sources.takes_newest = true;
 }
 
 // The settings that the configuration of a checkpoint's run gave; none if there is no such file. A note if it

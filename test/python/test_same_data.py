@@ -9,7 +9,7 @@ import pytest
 
 import program
 from model_folders import LLAMA
-from old_checkpoint import sealed
+from old_checkpoint import sealed, write_sealed
 from refused import ENVIRONMENT, one_error
 from tcp_job import Job
 
@@ -376,7 +376,7 @@ def test_a_checkpoint_without_a_record_of_its_data(run, tmp_path):
     entries = json.loads(manifest.read_text())
     assert sealed(entries) == entries and list(entries["data"]) == ["train-data", "val-data"]
     del entries["data"]
-    manifest.write_text(json.dumps(sealed(entries)))
+    write_sealed(manifest, entries)
     append("d/text.txt", "more")(tmp_path)
     (tmp_path / "d/text.txt").rename(tmp_path / "d/book.txt")
     assert 'note: --train-data is "d/book.txt", but was "d/text.txt" in the checkpoint' in run(*RESUME, "--train-data=d/book.txt", steps=4)
