@@ -145,7 +145,7 @@ $(eval $(call remember,$(BUILD)/version.txt,VERSION_FLAGS))
 # ---- Commands --------------------------------------------------------------------------------------------
 
 .DEFAULT_GOAL := train_gpt
-.PHONY: help deps deps-gpu quickstart test check test-more test-long test-matrix test-programs bench-cpu bench-mpi bench-zero bench-pipeline bench bench-check gpu-check bench-gpu-check bundle \
+.PHONY: help deps deps-gpu quickstart test check test-more test-long test-matrix test-programs bench-cpu bench-mpi bench-zero bench-optimizers bench-pipeline bench bench-check gpu-check bench-gpu-check bundle \
     docs pictures lint check-format check-shell check-python check-prose clang-tidy format clean
 .DELETE_ON_ERROR:
 
@@ -240,6 +240,11 @@ bench-mpi: deps  ## times the training step on 1, 2 and 4 processes, and what ov
 bench-zero: deps  ## times the training step at each stage of ZeRO, with what a process holds and sends
 	@$(MAKE) $(in_parallel) train_gpt
 	@$(PYTHON) dev/cpu/bench_zero.py $(dir $(PROGRAM))train_gpt $(BENCH_OPTIONS)
+
+# BENCH_OPTIONS go to dev/cpu/bench_optimizers.py. It takes about half an hour.
+bench-optimizers: deps  ## compares AdamW and Muon on the generated stories, by tokens and by seconds
+	@$(MAKE) $(in_parallel) train_gpt
+	@$(PYTHON) dev/cpu/bench_optimizers.py $(dir $(PROGRAM))train_gpt $(BENCH_OPTIONS)
 
 # BENCH_OPTIONS go to dev/cpu/bench_pipeline.py.
 bench-pipeline: deps  ## times pipelines of 2 and 4 stages, and compares them with their simulation

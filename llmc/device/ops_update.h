@@ -219,8 +219,8 @@ struct OptimizerUpdate {
 
 // ---- Muon (optim/muon.h) ----
 
-// state = mu state + (1 - mu) g;  out = mu state + (1 - mu) g, with g as above and mu = numbers[0] of the step. State in
-// bf16 is rounded at random. If norm_squared is not finite, nothing is changed.
+// state = mu state + (1 - mu) g;  out = mu state + (1 - mu) g, with g as above and mu = numbers[0] of the step. State
+// in bf16 is rounded at random. If norm_squared is not finite, nothing is changed.
 //   out X (n); state fp32 or bf16 (n); gradients fp32 or bf16 (n); norm_squared fp64 (1); segments in increasing order;
 //   rounding_of_state [optional] with state in bf16
 struct Momentum {
@@ -258,7 +258,8 @@ struct CopyMatrix {
     OpCost cost() const;
 };
 
-// out = (a x + b y) s, in fp32 and rounded once. Without norm_squared, s is 1; with it, 1/max(sqrt(norm_squared), 1e-7).
+// out = (a x + b y) s, in fp32 and rounded once. Without norm_squared, s is 1; with it, 1/max(sqrt(norm_squared),
+// 1e-7).
 //   out, x, y X, of one number of elements, at any address; y [optional]: 0; out may be x or y
 struct Combine {
     static constexpr std::string_view name = "combine";

@@ -94,7 +94,7 @@ inline std::uint64_t weights_bytes(std::int64_t parameters) {
     return sizeof(float) * static_cast<std::uint64_t>(parameters);
 }
 inline std::uint64_t checkpoint_bytes(std::int64_t parameters, const Optimizer& optimizer) {
-    return (1 + optimizer.state.size()) * weights_bytes(parameters);
+    return (1 + most_states_of(optimizer)) * weights_bytes(parameters);
 }
 
 // UserError if the directory is not a complete checkpoint. Reads only the manifest.

@@ -1,5 +1,5 @@
-// Muon (Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024), as torch.optim.Muon computes it,
-// for the matrices of the layers' products:
+// Muon (Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024), as torch.optim.Muon computes
+// it, for the matrices of the layers' products:
 //   m = mu m + (1 - mu) g;  u = mu m + (1 - mu) g (Nesterov)
 //   w = w (1 - lr decay) - lr f orthogonal(u)
 // orthogonal() is about U V^T of u's singular value decomposition (parallel/step/orthogonal.h). f is

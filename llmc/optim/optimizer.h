@@ -3,6 +3,7 @@
 // name no optimizer.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <span>
@@ -40,8 +41,8 @@ struct Optimizer {
     std::span<const Hyperparameter> hyperparameters;  // in the order of UpdateStep::numbers
     // Multiples of the learning rate that suits a model with AdamW, and of the weight decay, by default.
     double learning_rate = 1, weight_decay = 1;
-    // If set, the optimizer is for the matrices of the layers' products alone, which it updates as a whole, and the other
-    // parameters have this one.
+    // If set, the optimizer is for the matrices of the layers' products alone, which it updates as a whole, and the
+    // other parameters have this one.
     const Optimizer* others = nullptr;
     // Then the factor of the rate of a matrix, and the rate where --lr is that of the others.
     double (*rate_factor)(double rows, double columns, const HyperparameterValues& numbers) = nullptr;
@@ -49,13 +50,18 @@ struct Optimizer {
     void (*mend)(LoadedState& loaded) = nullptr;  // corrects what earlier programs have saved
 };
 
+// The most tensors of state that a parameter has.
+constexpr std::size_t most_states_of(const Optimizer& optimizer) {
+    return std::max(optimizer.state.size(), optimizer.others ? optimizer.others->state.size() : 0);
+}
+
 // The numbers of a step.
 struct UpdateStep {
     std::int64_t step = 1;  // counts from 1
     double learning_rate = 0;
-    HyperparameterValues numbers{};         // of the optimizer's hyperparameters
-    double max_grad_norm = 0;  // clip the global norm to this; 0 does not clip
-    double loss_scale = 1;     // of the gradients, a power of two
+    HyperparameterValues numbers{};  // of the optimizer's hyperparameters
+    double max_grad_norm = 0;        // clip the global norm to this; 0 does not clip
+    double loss_scale = 1;           // of the gradients, a power of two
 };
 
 // The numbers of an element's parameter.

@@ -199,7 +199,9 @@ std::string gpus_that_fit(const RunSpec& spec, const FindNeeds& find, std::int64
 // The host's memory beside a GPU, or a disk, for the optimizer's state, and then for parameters.
 std::string offload_that_fits(RunSpec run, const std::function<bool(const RunSpec&)>& would_do, Tier tier) {
     const Offload given = run.mesh.sharding.offload;
-    const bool moves_state = run.trains && run.moments_dtype != DType::uint8;
+    // The state of whole matrices is not kept on a disk.
+    const bool moves_state = run.trains && run.moments_dtype != DType::uint8 &&
+                             (tier != Tier::disk || !run.store_dtypes().chosen().others);
     const Tier state = moves_state ? std::max(given.state, tier) : given.state,
                parameters = std::max(given.parameters, tier);
     const bool has_directory = given.state == Tier::disk || given.parameters == Tier::disk;

@@ -153,6 +153,8 @@ class ActionTimes {
             case ActionKind::backward_input:
             case ActionKind::backward_weight:
                 return pass_time(action);
+            case ActionKind::orthogonalise:
+                return orthogonalise_time(action.unit);
             case ActionKind::recompute:
                 time[TimePart::recompute] = pass_time(action).total();
                 return time;
@@ -229,13 +231,14 @@ class ActionTimes {
                 return action.stream == StreamKind::host ? seconds_at(bytes, rates_.host_memory)
                                                          : std::max(rates_.launch, bytes / rates_.memory);
             }
-            case ActionKind::orthogonalise:
-                return orthogonalise_seconds(action.unit);
             case ActionKind::update: {
                 // Gradients are read; moments and weights are read and written; parameters are written.
                 const DType moments_dtype = plan_.store.dtypes.moments_of(plan_.outline->unit(action.unit));
-                const double moments = 2 * plan_.store.dtypes.states() *
-                                       static_cast<double>(size_of(moments_dtype)),
+                const bool is_direction =  // its momentum is updated before
+                    plan_.store.dtypes.has_directions(plan_.outline->unit(action.unit));
+                const double moments = is_direction ? 0
+                                                    : 2 * plan_.store.dtypes.states() *
+                                                          static_cast<double>(size_of(moments_dtype)),
                              weights = plan_.spec.has_master ? 10 : 4;
                 const double pieces =
                     action.piece < 0 ? 1
@@ -256,7 +259,7 @@ class ActionTimes {
     }
 
     // Of the rank that has shares of the most work.
-    double orthogonalise_seconds(int number) {
+    const TimeParts& orthogonalise_time(int number) {
         const Outline::OutlinedUnit& outlined = plan_.outline->unit(number);
         const auto [found, is_new] = of_class_.try_emplace(outlined.class_of_layers);
         if (!is_new) return found->second;
@@ -273,7 +276,7 @@ class ActionTimes {
             TimeParts time;
             for (const CountingOps::Counted& operation : ops.counted)
                 add_operation(time, operation.cost, rates_);
-            found->second = std::max(found->second, time.total());
+            if (time.total() > found->second.total()) found->second = time;
         }
         return found->second;
     }
@@ -312,7 +315,7 @@ class ActionTimes {
     const RunPlan& plan_;
     const StepRates& rates_;
     std::map<std::tuple<int, ActionKind, RecomputeKind>, TimeParts> known_;
-    std::map<int, double> of_class_;  // of orthogonalise, by the class of layers
+    std::map<int, TimeParts> of_class_;  // of orthogonalise, by the class of layers
 };
 
 // Runs the lists of all stages: an action begins when its stream is free and the actions that it waits for are done;

@@ -69,7 +69,8 @@ TAKES = {
     "fused_classifier": lambda case: case.rows("logits"),
     # Gradients are kept in fp32 or bf16.
     "global_norm_squared": lambda case: case.dtype != "fp16",
-    "optimizer_update": lambda case: case.segments() and not case.has("gradients:fp16"),
+    "optimizer_update": lambda case: case.segments() and not case.has("gradients:fp16") and (
+        case.dtype != "fp32" or not case.has("gradients:bf16")),
     "momentum": lambda case: case.segments() and case.dtype != "fp16",
     "fill": lambda case: case.dtype != "fp64" or case.inputs["value"] == 0,
     "quantise": lambda case: False,  # its products read bytes

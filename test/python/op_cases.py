@@ -224,6 +224,9 @@ OPERATIONS = {
            ((True, False, None, 1), (True, True, None, 3), (False, False, (7, 128), 3))),
          *(of(8208, [(0, 4100, 0.1), (4100, 8208, 0.0)], max_grad_norm=0.05, optimizer=optimizer, loss_scale=2.0**10)
            for optimizer in ("lion", "sgd")),
+         *(of(8208, [(0, 4100, 0.1), (4100, 8208, 0.0)], max_grad_norm=0.0, optimizer="muon", factors=[12.5, 1.0], in_bf16=in_bf16,
+              has_master=has_master, rounding=rounding) for in_bf16, has_master, rounding in
+           ((False, True, None), (True, True, None), (True, False, (7, 128)))),
          *(of(37, [(0, 5, 0.1), (5, 37, 0.0)], max_grad_norm=0.0, optimizer="sgd", nesterov=True, step=step) for step in (1, 3)),
          of(1024, [(0, 1024, 0.1)], max_grad_norm=1.0, optimizer="sgd", nesterov=True)]),
     "momentum": Operation(
@@ -240,7 +243,7 @@ OPERATIONS = {
          of(37, 129, out_more=7, in_more=3, transposed=True), of(200, 8, in_more=56)]),
     "combine": Operation(
         combine,
-        [of(3, 5), of(7, y=False, norm_squared=2.0), of(7, in_place="x"), of(7, in_place="y", norm_squared=0.0)],
+        [of(3, 5), of(7, y=False, norm_squared=2.0), of(7, in_place="x"), of(7, a=2.0**-30, b=2.0**-28, in_place="y", norm_squared=0.0)],
         [of(1), of(13, 37), of(5000), of(5000, y=False, norm_squared=7.5, in_place="x"), of(64, 64, a=1.0, b=2.0315, in_place="y"), of(MANY)]),
     "cast": Operation(cast, [of(5)], [of(3, 37), of(5000), of(5000, half="fp16"), of(MANY)]),
     "copy": Operation(copy, [of(5)], [of(3, 37), of(1), of(1000), of(4, 64, 128)],

@@ -151,7 +151,8 @@ class Muon(torch.optim.Optimizer):
         self.others.step()
 
     def update(self, w, m, g, rate, decay):
-        m.lerp_(g, 1 - self.momentum)
+        for _ in range(4 if self.fault == "momentum once a micro-batch" else 1):
+            m.lerp_(g, 1 - self.momentum)
         u = g.lerp(m, self.momentum)
         if self.fault == "no Nesterov":
             u = m

@@ -33,12 +33,12 @@ def sum_fp64(make, *shape):
 
 # By optimizer: the hyperparameters, and whether each tensor of its state has a sign.
 OPTIMIZERS = {"adamw": ({"beta1": 0.9, "beta2": 0.95, "eps": 1e-8}, (True, False)), "lion": ({"beta1": 0.9, "beta2": 0.99}, (True,)),
-              "sgd": ({"momentum": 0.9, "nesterov": 0.0}, (True,))}
+              "sgd": ({"momentum": 0.9, "nesterov": 0.0}, (True,)), "muon": ({"muon-momentum": 0.95}, ())}
 
 
 def optimizer_update(make, n, segments, max_grad_norm, optimizer="adamw", step=3, norm_squared=None, gradients_in_x=False, rounding=None,
-                     moments="fp32", has_master=True, loss_scale=1.0, small=None, factors=None, nesterov=False):
-    """`segments`: begin, end, weight decay. `factors`: of their learning rates. `norm_squared` replaces the gradients' squared norm; if it
+                     moments="fp32", has_master=True, loss_scale=1.0, small=None, factors=None, nesterov=False, in_bf16=False):
+    """`segments`: begin, end, weight decay. `factors`: of their learning rates, except in the decay. `in_bf16`: the gradients. `norm_squared` replaces the gradients' squared norm; if it
     is not finite, nothing may change. `rounding`: the seed and the first element of stochastic rounding. State in 8 bits of the segment
     number `small` is in fp32."""
     X, rounding = make.dtype, rounding if make.dtype == "bf16" else None
@@ -50,6 +50,8 @@ def optimizer_update(make, n, segments, max_grad_norm, optimizer="adamw", step=3
     weights = (make.normal_fp32 if has_master else make.normal)(n, scale=0.02)
     weights[:n // 4] = 0.0  # to show the update alone
     gradients = (make.normal if gradients_in_x else make.normal_fp32)(n, scale=0.1 * loss_scale)
+    if in_bf16:
+        gradients = to_bf16(gradients)
     if moments == "uint8":  # second moments that are positive, but nearer to 0 than to any other number of the table
         gradients[::7] *= 2.0**-14
         gradients = make.rounded(gradients) if gradients_in_x else gradients
@@ -58,7 +60,7 @@ def optimizer_update(make, n, segments, max_grad_norm, optimizer="adamw", step=3
     scales = lambda scale: np.where(covered, scale if step > 1 else 0.0, 1e-4)
     numbers, signs = OPTIMIZERS[optimizer]
     state = [scales(0.1) * make.random.standard_normal(n) if has_sign else scales(0.01) * make.random.standard_normal(n)**2 for has_sign in signs]
-    if optimizer != "adamw":  # no momentum and no gradient
+    if optimizer in ("lion", "sgd"):  # no momentum and no gradient
         state[0][1::5] = gradients[1::5] = 0.0
     squares = np.array([(gradients**2).sum() if norm_squared is None else norm_squared])
     numbers = {"step": step, "learning_rate": f(2e-3), **{name: f(x) for name, x in numbers.items()}, "max_grad_norm": max_grad_norm,
@@ -69,7 +71,7 @@ def optimizer_update(make, n, segments, max_grad_norm, optimizer="adamw", step=3
     factors = factors or len(segments) * [1.0]
     inputs = {name: np.array([float(numbers[name])]) for name in ("step", "learning_rate", "max_grad_norm", "loss_scale")}
     inputs |= {"optimizer": np.array([float(list(OPTIMIZERS).index(optimizer))]), "numbers": np.array(of_formula),
-               f"gradients:{X if gradients_in_x else 'fp32'}": gradients, "norm_squared": squares,
+               f"gradients:{X if gradients_in_x else 'bf16' if in_bf16 else 'fp32'}": gradients, "norm_squared": squares,
                "segments": np.array([[b, e, f(decay), place, factor] for (b, e, decay), place, factor in zip(segments, begins_small, factors)])}
     if rounding:
         inputs["rounding"] = np.array(rounding, dtype=np.float64)
@@ -104,12 +106,12 @@ def optimizer_update(make, n, segments, max_grad_norm, optimizer="adamw", step=3
         unchanged = {name.split(":")[0]: x for name, x in held.items()}
         return make_case(inputs, unchanged, unchanged)
 
-    parts = [(begin, end, f(decay), numbers["learning_rate"] * factor) for (begin, end, decay), factor in zip(segments, factors)]
+    parts = [(begin, end, f(decay), factor) for (begin, end, decay), factor in zip(segments, factors)]
     # A number in 8 bits is the product of an entry and the greatest magnitude.
     rounded = lambda x: Bounded(x, bounded.UNIT * abs(x) * (moments == "uint8") * ~is_small)
     derived = update_formula(optimizer, weights, [rounded(x) for x in state], gradients, parts, numbers, Bounded(squares)[0])
-    # torch has no Lion.
-    exact = ({name: x.value for name, x in derived.items()} if optimizer == "lion"
+    # torch has no Lion, and this is half of its Muon.
+    exact = ({name: x.value for name, x in derived.items()} if optimizer in ("lion", "muon")
              else torch_update(optimizer, weights, state, gradients, parts, numbers, squares[0]))
     results, bounds = {}, {}
     # Rounding away from the nearest number doubles the error, up to the whole distance of two bf16 numbers.
@@ -135,10 +137,12 @@ def optimizer_update(make, n, segments, max_grad_norm, optimizer="adamw", step=3
 
 
 def torch_update(optimizer, weights, state, gradients, parts, numbers, squares):
-    """`parts`: begin, end, weight decay, learning rate."""
+    """`parts`: begin, end, weight decay, factor of the learning rate. AdamW's decay does not have it."""
+    rate = numbers["learning_rate"]
     scale, limit = numbers["loss_scale"], numbers["max_grad_norm"]
     parameters = [torch.nn.Parameter(torch.tensor(weights[begin:end])) for begin, end, *_ in parts]
-    groups = [{"params": [p], "weight_decay": decay, "lr": rate} for p, (_, _, decay, rate) in zip(parameters, parts)]
+    groups = [{"params": [p], "weight_decay": decay / (factor if optimizer == "adamw" else 1), "lr": rate * factor}
+              for p, (_, _, decay, factor) in zip(parameters, parts)]
     if optimizer == "adamw":
         made = torch.optim.AdamW(groups, betas=(numbers["beta1"], numbers["beta2"]), eps=numbers["eps"])
     else:
@@ -167,39 +171,51 @@ def update_formula(optimizer, weights, state, gradients, parts, numbers, norm_sq
     clip = 1.0
     if numbers["max_grad_norm"] > 0:
         clip = bounded.minimum(numbers["max_grad_norm"] / (bounded.sqrt(norm_squared) * (1 / scale) + constant(1e-6)), 1.0)
-    formula = {"adamw": adamw, "lion": lion, "sgd": sgd}[optimizer]
-    for begin, end, decay, rate in parts:
+    formula = {"adamw": adamw, "lion": lion, "sgd": sgd, "muon": muon}[optimizer]
+    for begin, end, decay, factor in parts:
         part = lambda x: Bounded(x.value[begin:end], x.error[begin:end])
         g = Bounded(gradients[begin:end]) * (clip * (1 / scale))
-        updated = formula(part(before["master"]), g, [part(x) for x in before.values()][1:], decay, rate, numbers)
+        updated = formula(part(before["master"]), g, [part(x) for x in before.values()][1:], decay, factor, numbers)
         for name, x in zip(before, updated):
             values[name][begin:end], errors[name][begin:end] = x.value, x.error
     return {name: Bounded(values[name], errors[name]) for name in values}
 
 
-def adamw(w, g, state, decay, rate, numbers):
+def kept(w, decay, numbers):
+    return w * (1.0 - numbers["learning_rate"] * constant(decay))
+
+
+def adamw(w, g, state, decay, factor, numbers):
+    rate = numbers["learning_rate"] * constant(factor)
     beta1, beta2, step = (numbers[name] for name in ("beta1", "beta2", "step"))
     first = beta1 * state[0] + constant(1 - beta1) * g
     second = beta2 * state[1] + constant(1 - beta2) * (g * g)
     # The bias corrections are as accurate as fp32 allows: 1 - beta^step must be computed in fp64, because it cancels in fp32.
     b1, b2 = constant(1 - beta1**step), constant(1 - beta2**step)
-    w = w * (1.0 - rate * constant(decay)) - rate / b1 * first / (bounded.sqrt(second) / bounded.sqrt(b2) + numbers["eps"])
+    w = kept(w, decay, numbers) - rate / b1 * first / (bounded.sqrt(second) / bounded.sqrt(b2) + numbers["eps"])
     return w, first, second
 
 
-def lion(w, g, state, decay, rate, numbers):
+def lion(w, g, state, decay, factor, numbers):
+    rate = numbers["learning_rate"] * constant(factor)
     beta1, beta2 = numbers["beta1"], numbers["beta2"]
     u = beta1 * state[0] + constant(1 - beta1) * g
     # Where rounding may change the sign, it may be any. Of zeros it is zero.
     unsure = (abs(u.value) <= u.error) & ((state[0].value != 0) | (g.value != 0))
     sign = Bounded(np.sign(u.value), np.where(unsure, 1 + abs(np.sign(u.value)), 0.0))
-    return w * (1.0 - rate * constant(decay)) - constant(rate) * sign, beta2 * state[0] + constant(1 - beta2) * g
+    return kept(w, decay, numbers) - rate * sign, beta2 * state[0] + constant(1 - beta2) * g
 
 
-def sgd(w, g, state, decay, rate, numbers):
+def sgd(w, g, state, decay, factor, numbers):
+    rate = numbers["learning_rate"] * constant(factor)
     g = g + constant(decay) * w
     momentum = numbers["momentum"] * state[0] + g
-    return w - constant(rate) * (g + numbers["momentum"] * momentum if numbers["nesterov"] else momentum), momentum
+    return w - rate * (g + numbers["momentum"] * momentum if numbers["nesterov"] else momentum), momentum
+
+
+def muon(w, g, state, decay, factor, numbers):
+    """The second half: g is the direction."""
+    return (kept(w, decay, numbers) - numbers["learning_rate"] * constant(factor) * g,)
 
 
 def momentum(make, n, segments, max_grad_norm, step=3, norm_squared=None, gradients="fp32", state="fp32", loss_scale=1.0):

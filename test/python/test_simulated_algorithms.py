@@ -54,8 +54,9 @@ TINY = ["--layers=2", "--channels=32", "--heads=2", "--seq-len=16"]
 @pytest.mark.parametrize("ranks, options", [
     (1, ["--model=nanochat-tiny", "--vocab-size=64", *BF16]),
     (2, ["--model=tiny", "--vocab-size=256", *TENSOR]),
-    (2, ["--model=llama-tiny", "--vocab-size=64", "--kv-heads=2", "--head-size=16", "--mlp-size=64", "--precision=te-fp8", "--zero-stage=3"])],
-    ids=["weights that begin as zeros", "a vocabulary of the other rank", "parameters that are not gathered"])
+    (2, ["--model=llama-tiny", "--vocab-size=64", "--kv-heads=2", "--head-size=16", "--mlp-size=64", "--precision=te-fp8", "--zero-stage=3"]),
+    (2, ["--model=tiny", "--vocab-size=64", *BF16, "--optimizer=muon", "--zero-stage=1"])],
+    ids=["weights that begin as zeros", "a vocabulary of the other rank", "parameters that are not gathered", "directions"])
 def test_no_product_is_compared_on_zeros(ranks, options, experiment, tmp_path):
     """Of zeros, a product has the same bits by any algorithm."""
     run = train(tmp_path, "--train-data", experiment.data, "--global-batch-tokens=64", "--steps=1", *TINY, *options, ranks=ranks,
@@ -211,8 +212,9 @@ def test_a_cache_that_cannot_be_used_stops_nothing(experiment, tmp_path):
     assert products.keys() <= mended.keys() and not any(mended[product].startswith(" ff") for product in products)
 
 
-@pytest.mark.parametrize("ranks, options", [(1, ["--dtype=fp32", "--micro-batch-size=1"]), (2, [*STOCHASTIC, *ROUNDED])],
-                         ids=["fp32", "2 processes, bf16 throughout"])
+@pytest.mark.parametrize("ranks, options", [(1, ["--dtype=fp32", "--micro-batch-size=1"]), (2, [*STOCHASTIC, *ROUNDED]),
+                                            (2, ["--dtype=bf16", "--optimizer=muon", "--zero-stage=2"])],
+                         ids=["fp32", "2 processes, bf16 throughout", "muon"])
 def test_any_order_of_work_and_a_resumed_run_give_the_same_bits(ranks, options, experiment, tmp_path):
     options = [*experiment.options(*options, steps=6), "--checkpoint-every=3", "--val-data", experiment.validation, "--val-every=2"]
 

@@ -90,7 +90,7 @@ def test_follows_the_cpu_with_small_state(options, experiment, bounds, tmp_path)
     follow(tmp_path, experiment, bounds("bf16", 2, 2, True), options, (2,))
 
 
-@pytest.mark.parametrize("optimizer", [["lion", "--lr=3e-4", "--moments-dtype=bf16"], ["sgd", "--lr=0.1", "--nesterov"]], ids=["lion", "sgd"])
+@pytest.mark.parametrize("optimizer", [["lion", "--lr=3e-4", "--moments-dtype=bf16"], ["sgd", "--lr=0.1", "--nesterov"], ["muon"]], ids=["lion", "sgd", "muon"])
 def test_follows_the_cpu_with_other_optimizers(optimizer, experiment, bounds, tmp_path):
     follow(tmp_path, experiment, bounds("fp32", 1, 1, False), ["--dtype=fp32", f"--optimizer={optimizer[0]}", *optimizer[1:]], (1, 2))
 

@@ -132,9 +132,11 @@ def test_a_mesh_without_biases_and_with_a_head_of_its_own_follows_the_cpu_device
     (4, ["--dtype=bf16", "--pipeline-parallel=2", "--tensor-parallel=2", "--zero-stage=1"]),
     (2, ["--dtype=fp16", "--offload-optimizer=cpu", "--zero-stage=3"]),
     (2, ["--dtype=bf16", "--moments-dtype=8bit", "--master-dtype=none"]),
+    (4, ["--dtype=bf16", "--optimizer=muon", "--tensor-parallel=2", "--zero-stage=1"]),
+    (2, ["--dtype=fp16", "--optimizer=muon", "--offload-optimizer=cpu", "--moments-dtype=bf16", "--zero-stage=2"]),
     (2, ["--precision=te-fp8", "--tensor-parallel=2"]),
     (2, ["--precision=te-fp8", "--zero-stage=1"])],
-    ids=["ZeRO", "stages", "stages that share layers", "offload", "small state", "fp8", "fp8, ZeRO"])
+    ids=["ZeRO", "stages", "stages that share layers", "offload", "small state", "Muon", "Muon, offload", "fp8", "fp8, ZeRO"])
 def test_nothing_is_loaded_beside_collectives(ranks, options, experiment, seed, tmp_path):
     """A first launch may wait for all work of the GPU, and so for a collective that waits for another rank. The code of all that
     steps, validation and samples launch is loaded before."""

@@ -15,6 +15,7 @@ simulated.require()
 FP32 = ["--dtype=fp32"]
 SHORT = [*BF16, "--gradient-dtype=bf16"]
 SMALL = [*BF16, "--master-dtype=none", "--moments-dtype=bf16"]
+MUON = ["--optimizer=muon", "--lr=1e-3"]
 PIPELINE = ["--pipeline-parallel=2", "--pipeline-schedule=zb-h1"]
 UNTIED, LAYER_BY_LAYER = "--tied-head=false", "--pipeline-schedule=breadth-first"
 
@@ -52,6 +53,10 @@ def offloaded(state, parameters):
     (1, [*SHORT, UNTIED, "--recompute=block"], [*offloaded("nvme", "nvme"), LAYER_BY_LAYER]),
     (2, [*FP32, UNTIED, "--zero-stage=3", "--reduce-every=step"], [*offloaded("cpu", "nvme"), LAYER_BY_LAYER]),
     (2, [*SHORT, UNTIED, "--zero-stage=2", "--reduce-every=micro-batch"], [*offloaded("nvme", "cpu"), LAYER_BY_LAYER]),
+    (1, [*FP32, *MUON], offloaded("cpu", "cpu")),
+    (2, [*BF16, *MUON, "--zero-stage=1"], offloaded("cpu", "none")),
+    (2, ["--dtype=fp16", *MUON, "--zero-stage=3"], offloaded("cpu", "cpu")),
+    (2, [*SMALL, *MUON, "--tensor-parallel=2"], offloaded("cpu", "none")),
 ], ids=lambda value: " ".join(value) if isinstance(value, list) else str(value))
 def test_trains_the_same_run(ranks, options, offload, layers, tmp_path):
     init = [] if "--tied-head=false" in options else ["--init", layers.init]

@@ -123,12 +123,12 @@ def test_other_optimizers(optimizer, make, rate, decay, tmp_path):
         assert np.linalg.norm(weights[name] - reference.numpy()) <= (1e-2 if optimizer == ["lion"] else 1e-3) * change, name
 
 
-def muon_errors(experiment, sizes, run_options, **reference):
+def muon_errors(experiment, sizes, steps, run_options, **reference):
     """The largest error of a matrix's change after the steps of a run, as a share of the change, by the kind of matrix."""
     options = {"lr": 2e-3, "weight_decay": 0.1, "grad_clip": 0.5}
-    expected = reference_model.train(experiment.weights, sizes, [experiment.tokens] * FEW_STEPS, **options,
+    expected = reference_model.train(experiment.weights, sizes, [experiment.tokens] * steps, **options,
                                      make_optimizer=lambda groups, rate: reference_model.Muon(groups, rate, **reference))
-    _, weights, expected_weights = compare(experiment, "run", [
+    _, weights, expected_weights = compare(experiment, f"run-{steps}", [
         "--optimizer=muon", f"--lr={options['lr']}", "--lr-schedule=constant", "--weight-decay=0.1", "--grad-clip=0.5", *run_options], expected)
     errors = {}
     for name, end in expected_weights.items():
@@ -148,9 +148,28 @@ def test_muon(model, options, reference, tmp_path):
     began with."""
     sizes = GPT2(layers=2, heads=3, channels=48, seq_len=20, vocab_size=97) if model == "gpt2" else reference_llama.MODELS[model]
     experiment = Experiment(tmp_path, sizes, batch=4, seed=SEED)
-    errors = muon_errors(experiment, sizes, options, **reference)
-    print(f"SEED={SEED} {errors}")
-    assert len(errors) >= 4 and max(errors.values()) <= 1e-3
+    for steps, bound in (1, 1e-4), (FEW_STEPS, 1e-3):
+        errors = muon_errors(experiment, sizes, steps, options, **reference)
+        print(f"SEED={SEED} {steps} steps: {errors}")
+        assert len(errors) >= 4 and max(errors.values()) <= bound
+
+
+MUON_FAULTS = ["flat", "no iteration", "momentum once a micro-batch", "decay with the adjusted rate", "no Nesterov"]
+
+
+@pytest.mark.parametrize("fault", MUON_FAULTS)
+def test_muons_faults_are_seen(fault, tmp_path):
+    """Each of them, which programs have had, changes some matrix by more than the bound of test_muon. (Others depend on the mesh:
+    test_optimizers.py compares bits.)"""
+    sizes = GPT2(layers=1, heads=2, channels=32, seq_len=16, vocab_size=64)
+    experiment = Experiment(tmp_path, sizes, batch=4, seed=SEED)
+    train = lambda fault: reference_model.train(
+        experiment.weights, sizes, [experiment.tokens] * FEW_STEPS, lr=2e-3, weight_decay=0.1, grad_clip=0.5,
+        make_optimizer=lambda groups, rate: reference_model.Muon(groups, rate, fault=fault))[2]
+    right, wrong = train(None), train(fault)
+    shares = [torch.norm(wrong[name] - end) / torch.norm(end - experiment.weights[name]) for name, end in right.items()
+              if reference_model.matrices_of(name, end)]
+    assert len(shares) == 4 and max(shares) > 5e-3
 
 
 @pytest.mark.parametrize("schedule,warmup", [("cosine", 0), ("cosine", 10), ("linear", 5), ("wsd", 4), ("constant", 20)])

@@ -1,7 +1,7 @@
 // What Muon's iteration needs beside products (ops.h: copy_matrix, combine), and its momentum (ops.h: momentum).
 //
-// All are limited by memory. A matrix that lies in wider rows, or is transposed, goes through a tile in shared memory, so
-// that reads and writes are of whole rows; its numbers are moved one by one.
+// All are limited by memory. A matrix that lies in wider rows, or is transposed, goes through a tile in shared memory,
+// so that reads and writes are of whole rows; its numbers are moved one by one.
 #pragma once
 
 #include "llmc/device/cuda/elementwise.cuh"

@@ -128,7 +128,10 @@ void Executor::autotune(const Step& step, std::int64_t sequences, std::int64_t v
         if (action.stream == StreamKind::compute && action.kind != ActionKind::square &&
             action.kind != ActionKind::norm && action.kind != ActionKind::sum_replicated)
             start(action);
-        if (action.kind == ActionKind::orthogonalise) perform(action);  // start() leaves updates out
+        if (action.kind == ActionKind::orthogonalise) {  // start() leaves updates out
+            ops_.run(Fill{store_.directions().directions, 0.0F});
+            perform(action);
+        }
     }
     ranks_ = groups_.tensor_parallel();
     device_.synchronize();

@@ -15,8 +15,8 @@ struct MatrixBlock {
     std::int64_t row, column, rows, columns;  // in the matrix
 };
 
-// The blocks of matrix `number` of a tensor. A run is whole rows, or a piece of one; pieces of consecutive rows make one
-// block.
+// The blocks of matrix `number` of a tensor. A run is whole rows, or a piece of one; pieces of consecutive rows make
+// one block.
 std::vector<MatrixBlock> blocks_of(const UnitLayout::Entry& entry, TensorRank ranks, int number) {
     const MatrixSizes sizes = matrix_sizes(entry.spec);
     const std::int64_t first = number * sizes.rows * sizes.columns, end = first + sizes.rows * sizes.columns;
@@ -68,8 +68,9 @@ void orthogonalise_matrix(Ops& ops, std::int64_t rows, std::int64_t columns,
 std::vector<WorkspaceRequest> workspace_of_orthogonalise(const MatrixSizes& matrix, DType D) {
     const std::int64_t rows = matrix.fewer(), columns = matrix.more();
     const Tensor X{marked_address(1), D, {rows, columns}}, A{marked_address(2), D, {rows, rows}};
-    return {MatmulForward{A, X, X}.workspace(), MatmulForward{A, A, A}.workspace(),
-            MatmulBackward{.din = X, .dweight = {}, .dbias = {}, .dout = A, .in = X, .weight = X}.workspace()};
+    return {
+        MatmulForward{A, X, X}.workspace(), MatmulForward{A, A, A}.workspace(),
+        MatmulBackward{.din = X, .dweight = {}, .dbias = {}, .dout = A, .in = X, .weight = X}.workspace()};
 }
 
 void orthogonalise(Ops& ops, const UnitLayout& unit, std::int64_t elements, const ElementRange& updated,

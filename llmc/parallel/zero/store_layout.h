@@ -73,12 +73,9 @@ struct StoreDtypes {
     }
     DType of_directions() const { return compute == DType::fp16 ? DType::bf16 : compute; }
     // The most tensors of state that a parameter has.
-    int states() const {
-        return static_cast<int>(
-            std::max(chosen().state.size(), chosen().others ? chosen().others->state.size() : 0));
-    }
-    // Of an element.
-    double moment_bytes() const { return states() * static_cast<double>(size_of(moments)); }
+    int states() const { return static_cast<int>(most_states_of(chosen())); }
+    // Of an element; with others than the chosen optimizer's, those have at least as many.
+    double moment_bytes() const { return static_cast<double>(chosen().state.size() * size_of(moments)); }
 };
 
 // A matrix of a product (outputs, inputs), whole.
@@ -134,8 +131,8 @@ struct OptimizerRun {
 };
 std::vector<OptimizerRun> optimizer_runs(const UnitLayout& unit, const Outline::OutlinedUnit& outlined,
                                          const StoreDtypes& dtypes, int ranks);
-// Whether a tensor of state has only the elements of those runs whose optimizer has it, one behind the other. Otherwise it
-// has all elements of the unit.
+// Whether a tensor of state has only the elements of those runs whose optimizer has it, one behind the other. Otherwise
+// it has all elements of the unit.
 bool is_packed(std::span<const OptimizerRun> runs, std::size_t state);
 
 // With state in 8 bits: whether a tensor keeps its state in fp32, and where each such tensor begins among those of
