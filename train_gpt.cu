@@ -82,6 +82,7 @@ namespace {
 void prepare_and_run(llmc::Session& session, std::unique_ptr<llmc::PreparedRun>& run) {
     if (!session.read_options()) return;  // --help or --version was printed
     if (session.options().plans_only()) return llmc::print_in_job(session);
+    if (!session.options().verify_checkpoint.empty()) return llmc::verify_in_job(session);
     llmc::RunLocks locks;
     do {
         // With --resume-if-any, if another start went on with the run meanwhile, this one begins anew after that.

@@ -1,4 +1,5 @@
-// Texts that one rank has and all ranks need, and errors that end all ranks together.
+// Texts that one rank has and all ranks need, and errors that end all ranks together. One rank alone does not
+// communicate.
 #pragma once
 
 #include <functional>

@@ -250,17 +250,24 @@ void require_writable_directory(const fs::path& path) {
         error != std::errc::not_a_directory) {
         fail("write", path, error.value());  // too long a name, a link to itself
     }
-    const fs::path part = existing_part(path.empty() ? fs::path(".") : path);
     // Creating and removing a directory tests permissions, a read-only file system and a full disk.
-    std::string probe = (part / ".train_gpt-XXXXXX").string();
-    if (mkdtemp(probe.data()) == nullptr) {
+    const FolderToken probe(path);
+}
+
+FolderToken::FolderToken(const fs::path& directory) {
+    const fs::path named = directory.empty() ? fs::path(".") : directory, part = existing_part(named);
+    std::string made = (part / ".train_gpt-XXXXXX").string();
+    if (mkdtemp(made.data()) == nullptr) {
         const int reason = errno;
         if (reason == ENOTDIR)
-            user_error("cannot write {}: {} is not a directory", path.string(), part.string());
+            user_error("cannot write {}: {} is not a directory", named.string(), part.string());
         fail("create files in", part, reason);
     }
-    rmdir(probe.c_str());
+    path_ = made;
+    place_ = path_.lexically_relative(plain_path(named));
 }
+
+FolderToken::~FolderToken() { rmdir(path_.c_str()); }
 
 void require_writable_file(const fs::path& path) {
     std::error_code error;

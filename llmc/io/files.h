@@ -97,6 +97,21 @@ class BlockChecksums {
 // Checks before a run starts that its output can be written later. Leaves nothing behind. The directory, or a
 // file's directory, need not exist yet.
 void require_writable_directory(const std::filesystem::path& path);
+// A folder with a random name in a directory, or in its nearest parent if it does not exist yet: other processes that find
+// it by its place see the same directory. It is there while the object lives.
+class FolderToken {
+  public:
+    explicit FolderToken(const std::filesystem::path& directory);
+    ~FolderToken();
+    FolderToken(const FolderToken&) = delete;
+    FolderToken& operator=(const FolderToken&) = delete;
+
+    // From the directory: "../../.train_gpt-a1b2c3".
+    const std::filesystem::path& place() const { return place_; }
+
+  private:
+    std::filesystem::path path_, place_;
+};
 // Checks a file that will be opened and written, or a device that accepts all data ("/dev/null"). Refuses a
 // pipe, which may have no reader.
 void require_writable_file(const std::filesystem::path& path);

@@ -276,7 +276,7 @@ class Loader {
         const auto tensor = [](std::vector<std::byte>& of) {
             return Tensor{of.data(), DType::uint8, {std::ssize(of)}};
         };
-        world_.group_begin();
+        if (ranks > 1) world_.group_begin();
         for (std::size_t block = first; block < first + count; ++block) {
             std::vector<std::byte>& own = received[block - first];
             if (reader(block) != rank) {
@@ -292,7 +292,7 @@ class Loader {
                 world_.send(tensor(found->second), to);
             }
         }
-        world_.group_end();
+        if (ranks > 1) world_.group_end();
         together(world_, [&] {
             for (std::size_t block = first; block < first + count; ++block)
                 take(blocks_[block], received[block - first]);

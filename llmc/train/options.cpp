@@ -297,6 +297,14 @@ std::optional<Options> parse(int argc, const char* const* argv, std::string& tex
          "Resume although the data have changed; training goes on with the next sample in their new order",
          "Data");
     flag("--overwrite", options.overwrite, "Replace the run in --out-dir by this one", "Results");
+    if (!command) {
+        app.add_option("--verify-checkpoint", options.verify_checkpoint,
+                       as_help("Read a checkpoint, or the newest one of a run, in DIR, compare it with its "
+                               "checksums, and exit"))
+            ->option_text("DIR")
+            ->configurable(false)
+            ->group("Results");
+    }
     flag("--quiet", options.quiet, "Print only notes and the results", "Results");
     flag("--generate", options.generate, "Only continue --prompt, with the weights of --resume or --init",
          "Validation and samples");

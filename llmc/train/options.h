@@ -163,12 +163,13 @@ struct Options {
     std::string weights;                // the file or the checkpoint that --init means
     std::optional<std::string> resume;  // a checkpoint's directory; empty means the newest in out_dir
     bool takes_newest = false;          // nobody named that checkpoint: it is the newest of a run
-    std::map<std::string, std::string>
-        damages;                 // checkpoints that are then passed over (Damages, io/checkpoint.h)
-    bool resume_if_any = false;  // like an empty `resume`, but without a run to resume it begins one
-    bool new_data = false;       // resume although the data have changed
-    bool overwrite = false;      // begin a new run in the place of the one in out_dir
-    bool generate = false;       // also with --chat
+    // Checkpoints that are then passed over (Damages, io/checkpoint.h).
+    std::map<std::string, std::string> damages;
+    bool resume_if_any = false;     // like an empty `resume`, but without a run to resume it begins one
+    bool new_data = false;          // resume although the data have changed
+    bool overwrite = false;         // begin a new run in the place of the one in out_dir
+    std::string verify_checkpoint;  // the directory of a checkpoint or a run, which is only verified
+    bool generate = false;          // also with --chat
     bool chat = false;
     std::string system;  // the text that begins the conversation of --chat
     bool print_step = false;

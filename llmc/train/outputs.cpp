@@ -13,6 +13,8 @@
 #include <system_error>
 #include <vector>
 
+#include "llmc/comm/texts_of_ranks.h"
+#include "llmc/comm/values_of_ranks.h"
 #include "llmc/core/error.h"
 #include "llmc/core/text.h"
 #include "llmc/io/checkpoint.h"
@@ -323,6 +325,24 @@ std::uint64_t bytes_of_checkpoints(const Options& options, const Writes& writes,
 }
 
 }  // namespace
+
+void require_shared_directory(Communicator& world, const fs::path& out_dir) {
+    if (world.size() == 1) return;
+    std::optional<FolderToken> token;
+    const fs::path place = text_of_root(world, [&] {
+        token.emplace(out_dir);
+        return token->place().string();
+    });
+    std::error_code ignored;
+    const bool sees = fs::exists((plain_path(out_dir) / place).lexically_normal(), ignored);
+    const std::vector<std::int32_t> see = values_of_ranks(world, std::int32_t{sees});
+    const auto blind = std::ranges::find(see, 0);
+    if (blind != see.end())
+        user_error(
+            "--out-dir: rank {} does not see the folder {} of rank 0, where all processes save checkpoints; "
+            "give a folder that all machines share",
+            blind - see.begin(), out_dir.string());
+}
 
 void require_room_for_checkpoints(const Options& options, const std::filesystem::path& out_dir,
                                   const Writes& writes, std::int64_t parameters) {

@@ -10,6 +10,7 @@
 #include <sstream>
 #include <vector>
 
+#include "llmc/comm/texts_of_ranks.h"
 #include "llmc/comm/values_of_ranks.h"
 #include "llmc/core/error.h"
 #include "llmc/core/text.h"
@@ -81,7 +82,8 @@ void PreparedRun::open_files() {
     if (!options.generate) {
         open_data_files();
     }
-    out_dir = choose_out_dir(options);
+    // The time is in the name of a new folder in runs/.
+    out_dir = broadcast_text(session.world(), choose_out_dir(options).string(), 0);
     prompt = encode_prompt(options.prompt, model().vocabulary, tokenizer_or_none(), begin_token(options));
     open_weights();
     if (comes_late) return;
@@ -231,11 +233,13 @@ void PreparedRun::open_training_files() {
     }
     if (!lack_of_data.empty()) notes.push_back(fmt::format("this is only a plan: {}", lack_of_data));
     notes.insert(notes.begin(), data.notes.begin(), data.notes.end());
-    if (!is_rank_zero()) return;
-    require_names_for_records();
-    require_no_other_run(options, out_dir, writes, checkpoint ? &*checkpoint : nullptr);
-    check_outputs(options, out_dir, writes, data.files, count_parameters(model()));
-    algorithms = find_algorithms(checkpoint, out_dir, device());
+    if (is_rank_zero()) {
+        require_names_for_records();
+        require_no_other_run(options, out_dir, writes, checkpoint ? &*checkpoint : nullptr);
+        check_outputs(options, out_dir, writes, data.files, count_parameters(model()));
+        algorithms = find_algorithms(checkpoint, out_dir, device());
+    }
+    if (writes.checkpoints) require_shared_directory(session.world(), out_dir);
 }
 
 // Records are JSON, which holds UTF-8 only. The texts of the settings are checked where they are given; these names

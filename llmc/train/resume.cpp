@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "llmc/core/error.h"
+#include "llmc/core/text.h"
 #include "llmc/io/checkpoint.h"
 #include "llmc/io/files.h"
 #include "llmc/optim/schedule.h"
@@ -93,6 +94,18 @@ std::optional<CheckpointInfo> newest_of_last_run(const std::filesystem::path& ou
         !damages.contains(plain_path(last->began_from).string()))
         return read_checkpoint(last->began_from);
     return newest_of_run(out_dir, std::nullopt, damages);
+}
+
+std::string verified(const std::filesystem::path& directory) {
+    const std::optional<CheckpointInfo> newest = newest_of_last_run(directory);
+    const std::filesystem::path of = newest ? newest->directory : directory;
+    if (newest) {
+        const std::string damage = damage_after(directory, newest->progress.step, {});
+        if (!damage.empty()) throw UserError(damage);
+    }
+    const VerifiedCheckpoint whole = verify_checkpoint(of);
+    return fmt::format("{} is whole: step {}, {}, {}", of.string(), grouped(whole.step),
+                       plural(whole.files, "file"), plural(static_cast<std::int64_t>(whole.bytes), "byte"));
 }
 
 std::optional<CheckpointInfo> find_checkpoint(const Options& options, const std::filesystem::path& out_dir) {

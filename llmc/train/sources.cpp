@@ -90,11 +90,12 @@ void find_weights(const Options& options, Sources& sources) {
         sources.init_folder = read_folder(options.init);
         return;
     }
+    if (is_sharded_folder(options.init)) return;
     const fs::path folder = options.init, weights = folder / "model.safetensors";
     if (!fs::exists(folder / "manifest.json", ignored) && !holds_run(folder)) {
         user_error(
-            "{} has no manifest.json of a checkpoint, no run.json of a run, and no config.json of a "
-            "folder in Hugging Face's format; give one of these three{}",
+            "{} has no manifest.json of a checkpoint, no run.json of a run, no config.json of a folder in "
+            "Hugging Face's format, and no files of a distributed checkpoint of PyTorch; give one of these{}",
             options.init,
             fs::exists(weights, ignored) ? fmt::format(", or its weights alone: --init {}", weights.string())
                                          : "");

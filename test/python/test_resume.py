@@ -178,6 +178,27 @@ def test_a_finished_run_with_a_damaged_end_trains_it_again(tmp_path):
     assert "after step 3" in said(result) and program.Run(tmp_path).losses == whole.losses
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_checkpoint_is_verified(ranks, tmp_path):
+    program.train(tmp_path / "x", *MODEL, "--steps=4", "--checkpoint-every=2", ranks=ranks)
+    newest, first = (tmp_path / f"x/checkpoint-{step:08}" for step in (4, 2))
+    old = write_version_2(first, tmp_path / "old")
+    for given, found in ((newest, newest), (first, first), (tmp_path / "x", newest), (old, old)):
+        result = program.run("--verify-checkpoint", given, ranks=ranks)
+        files = [path for path in found.iterdir() if path.name != "manifest.json"]
+        size = sum(path.stat().st_size for path in files)
+        assert result.stdout == f"{found} is whole: step {2 if found in (first, old) else 4}, {len(files)} files, {size:,} bytes\n"
+        assert result.stderr == ""
+    damage(newest / "state-00000-1.safetensors")
+    damage(first / "manifest.json")
+    for given, file in ((tmp_path / "x", newest / "state-00000-1.safetensors"), (first, first / "manifest.json"), (tmp_path / "none", "none")):
+        refused = program.run("--verify-checkpoint", given, ranks=ranks, check=False)
+        assert refused.returncode == 1 and refused.stdout == "" and refused.stderr.count("\n") == 1
+        assert refused.stderr.startswith("error: --verify-checkpoint: ") and str(file) in refused.stderr
+    shutil.copy(newest / "manifest.json", tmp_path / "x/checkpoint-00000002/manifest.json")
+    assert "checksums" in program.run("--verify-checkpoint", first, check=False).stderr
+
+
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_a_checkpoint_of_version_2_goes_on(ranks, tmp_path):
     whole = program.train(tmp_path / "a", *MODEL, "--steps=6", "--checkpoint-every=3", ranks=ranks)

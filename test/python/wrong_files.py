@@ -105,7 +105,7 @@ def tensor_of(**changes):
 
 SAFETENSORS = [
     Case("weights missing", ["--init=none.safetensors"], ["--init: cannot open none.safetensors: No such file"], ranks=(1, 2, 4)),
-    Case("weights are a directory", ["--init={}"], ["manifest.json", "run.json", "config.json", "give one of these three"]),
+    Case("weights are a directory", ["--init={}"], ["manifest.json", "run.json", "config.json", "give one of these"]),
     Case("weights empty", INIT, ["x.safetensors is not a safetensors file: it has only 0 bytes"],
          file("x.safetensors", b"")),
     Case("weights are a text", INIT, ["x.safetensors is a text; give a .safetensors file"], file("x.safetensors", TEXT)),
@@ -172,7 +172,7 @@ SAFETENSORS = [
          ranks=(1, 2)),
     Case("configuration instead of weights", INIT, ["x.safetensors is a JSON file; give the .safetensors file"],
          file("x.safetensors", b'{"model_type": "gpt2"}')),
-    Case("folder of weights", ["--init={}"], ["give one of these three, or its weights alone: --init ", "/model.safetensors"],
+    Case("folder of weights", ["--init={}"], ["give one of these, or its weights alone: --init ", "/model.safetensors"],
          all_of(weights(), lambda folder: (folder / "x.safetensors").rename(folder / "model.safetensors"))),
     *(Case(f"{what} instead of weights, {number}", INIT, [f"x.safetensors is {what}", advice], file("x.safetensors", content))
       for number, (what, advice, content) in enumerate((
