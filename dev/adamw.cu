@@ -130,7 +130,7 @@ class AdamW : public Problem {
 
     void run(int variant, int block_size, const LaunchContext& on) override {
         if (variant == 4) {
-            const UpdateBuffers<2, X, float, float, Gradient> buffers{
+            const UpdateBuffers<llmc::AdamW, X, float, float, Gradient> buffers{
                 parameters_.data(), w_.data(), {m_.data(), v_.data()}, gradients_.data()};
             return llmc::cuda::update(on, buffers, norm_squared_.data(), numbers_.data(), segments_, {}, {},
                                       block_size);

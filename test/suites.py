@@ -92,12 +92,12 @@ BUDGETS = {
     "kernels-thread": 15, "lab-address": 45, "lab-thread": 50, "simulated_gpu": 120, "gpu_check": 110, "simulated_meshes": 125,
     "mpi-8": 82, "zero": 100, "mpi-4": 90, "kernels-address": 8, "tcp-8": 60, "pipeline": 65, "pages": 62, "unit": 45, "more_unit": 115, "more_of_pipeline": 50, "more_of_fp8": 20,
     "more_of_planner": 25, "more_of_tokenizer": 18, "more_of_zero": 13, "parallel_matrix-4": 27, "parallel_matrix-8": 9,
-    "simulated_algorithms": 49, "signals": 42, "cuda-runtime-plain": 36, "tcp-4": 35, "training_against_pytorch": 75,
+    "simulated_algorithms": 49, "signals": 42, "cuda-runtime-plain": 36, "tcp-4": 35, "training_against_pytorch": 100,
     "model_switches": 27, "mesh": 32, "memory_peak": 25, "mpi-3": 23, "simulated_gpu_errors": 22, "commands": 45,
     "mpi-2": 22, "plot": 20, "pages_of_lab": 20, "wrong_input": 18, "resume": 16, "tcp-3": 15, "defaults": 18, "folders": 15,
     "tcp": 14, "allocations": 14, "communicator": 13, "run_folders": 12, "data": 15, "tokenizer": 30, "tokenizer_data": 20, "chat": 16, "chat_data": 22, "conversations": 12, "program": 11,
     "hellaswag": 10, "gguf": 10, "checkpoints": 12, "more_of_checkpoints": 50, "bench": 9, "lint": 9, "model_against_pytorch": 31, "pipeline_timeline": 8, "failing_runs": 7,
-    "ops": 100, "more_ops": 480, "planner": 80, "simulated_plans": 45, "searches": 120, "fp16": 80, "offload": 180, "offload_drawn": 70, "simulated_offload": 260, "fp8": 45, "small_state": 20, "simulated_families": 15, "simulated_fp8": 55, "more_plans": 80, "metrics": 6, "recipes": 6, "kernel_report": 6, "lab_report": 6,
+    "ops": 105, "optimizers": 45, "more_ops": 480, "planner": 80, "simulated_plans": 45, "searches": 120, "fp16": 80, "offload": 180, "offload_drawn": 70, "simulated_offload": 260, "fp8": 45, "small_state": 20, "simulated_families": 15, "simulated_fp8": 55, "more_plans": 80, "metrics": 6, "recipes": 6, "kernel_report": 6, "lab_report": 6,
 }
 DEFAULT_BUDGET, LONG_BUDGET = 6, 6000
 SECONDS_PER_CPU_SECOND = 6  # the most that a suite may take on a busy machine

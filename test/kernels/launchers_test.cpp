@@ -56,7 +56,7 @@ TEST(UpdateLauncher, RefusesSegmentsThatItCannotTake) {
     Array<llmc::StepNumbers<llmc::AdamW>> numbers(1);
     const auto update = [&](const std::vector<llmc::UpdateSegment>& segments,
                             const std::optional<llmc::StochasticRounding>& rounding = {}) {
-        const llmc::cuda::UpdateBuffers<2, llmc::cuda::bf16, float, float, float> buffers{
+        const llmc::cuda::UpdateBuffers<llmc::AdamW, llmc::cuda::bf16, float, float, float> buffers{
             parameters.data(), w.data(), {m.data(), v.data()}, gradients.data()};
         llmc::cuda::update(launch_contexts().front(), buffers, norm_squared.data(), numbers.data(), segments,
                            rounding);

@@ -64,9 +64,16 @@ def test_kernels_of_llmc_spill_nothing(report):
 A_FEW = "these are a few numbers: sums of a block or a row, or parts of sums"
 OF_BYTES = "four moments are four bytes; a warp's are contiguous"
 BY_ARITHMETIC = "the kernel is bound by fp32's arithmetic"
+OF_A_STEP = "the numbers of a step, once a thread, beside a few loads of state"
+ROWS = "its rows may begin anywhere"
 IN_8_BITS = "four elements: 8 bytes of bf16 beside 4 of fp8, so that a warp's access is contiguous in both"
 NARROW = {
     **{f"{kernel} {what}": IN_8_BITS for kernel in ("quantise_kernel", "quantise_transpose_kernel3") for what in ("reads", "writes")},
+    "combine_kernel1 reads": OF_A_STEP,
+    "copy_matrix_kernel1 reads": ROWS,
+    "copy_matrix_kernel1 writes": ROWS,
+    "momentum_kernel1 reads": OF_A_STEP,
+    "update_kernel4 reads": OF_A_STEP,
     "update_eight_bit_kernel1 reads": OF_BYTES,
     "update_eight_bit_kernel1 writes": OF_BYTES,
     "bias_gradient_kernel4 writes": A_FEW,
@@ -99,7 +106,7 @@ NARROW = {
 ONE_BY_ONE = NARROW | {"matmul_forward_kernel6 reads": "the bias, once for a tile"}
 # Only in these kernels does an access of 8 bytes count as wide: four bf16 numbers go with four fp32 numbers of 16 bytes.
 BF16_BESIDE_FP32 = {"accumulate_kernel4", "update_eight_bit_kernel1", "attention_backward_keys_kernel2", "attention_backward_queries_kernel2",
-                    "cast_kernel3", "rope_quads_kernel3", "update_kernel4"}
+                    "cast_kernel3", "momentum_kernel1", "rope_quads_kernel3", "update_kernel4"}
 VECTOR = re.compile(r"(?:\.v(\d))?\.[a-z](\d+)$")
 
 

@@ -33,7 +33,7 @@ class UpdateLaunch {
 
     template <class State>
     void run_in() const {
-        UpdateBuffers<state_buffers_of<Formula>, X, Master, State, Gradient> buffers{
+        UpdateBuffers<Formula, X, Master, State, Gradient> buffers{
             .parameters = elements<X>(op_.parameters),
             .master = elements<Master>(op_.master),
             .state = {},
@@ -45,7 +45,7 @@ class UpdateLaunch {
     }
 
     void run_in_8_bits(std::int64_t n) const {
-        EightBitBuffers<states, X, Master, Gradient> buffers{};
+        EightBitBuffers<Formula, X, Master, Gradient> buffers{};
         buffers.parameters = elements<X>(op_.parameters);
         buffers.master = elements<Master>(op_.master);
         buffers.gradients = elements<Gradient>(op_.gradients);

@@ -67,11 +67,11 @@ __device__ __forceinline__ void update_number(const Formula& formula, int e, flo
 }
 
 // The flat buffers of a launch. Without a master copy, `master` holds the parameters, and `parameters` is not used.
-template <int states, class X, class Master, class State, class Gradient>
+template <class Formula, class X, class Master, class State, class Gradient>
 struct UpdateBuffers {
     X* parameters;
     Master* master;
-    State* state[states];
+    State* state[state_buffers_of<Formula>];
     const Gradient* gradients;
 };
 
@@ -84,9 +84,9 @@ inline constexpr int update_resident = stochastic && !std::is_same_v<State, floa
 // element index only increases, and so does its segment.
 template <class Formula, class X, class Master, class State, class Gradient, bool stochastic>
 __global__ void __launch_bounds__(256, update_resident<State, stochastic>)
-    update_kernel4(UpdateBuffers<state_buffers_of<Formula>, X, Master, State, Gradient> to,
-                   const double* norm_squared, const StepNumbers<Formula>* numbers, UpdateSegments segments,
-                   StochasticRounding rounding, StochasticRounding rounding_of_state) {
+    update_kernel4(UpdateBuffers<Formula, X, Master, State, Gradient> to, const double* norm_squared,
+                   const StepNumbers<Formula>* numbers, UpdateSegments segments, StochasticRounding rounding,
+                   StochasticRounding rounding_of_state) {
     constexpr int quads = 2, states = states_of<Formula>;
     constexpr bool has_master = !std::is_same_v<X, Master>, rounds_state = !std::is_same_v<State, float>;
     const double squared = *norm_squared;
@@ -153,8 +153,7 @@ __global__ void __launch_bounds__(256, update_resident<State, stochastic>)
 
 // norm_squared and `numbers` are in device memory too. Without `rounding`, parameters are rounded to nearest.
 template <class Formula, class X, class Master, class State, class Gradient>
-void update(const LaunchContext& on,
-            const UpdateBuffers<state_buffers_of<Formula>, X, Master, State, Gradient>& to,
+void update(const LaunchContext& on, const UpdateBuffers<Formula, X, Master, State, Gradient>& to,
             const double* norm_squared, const StepNumbers<Formula>* numbers,
             std::span<const UpdateSegment> segments, const std::optional<StochasticRounding>& rounding = {},
             const std::optional<StochasticRounding>& rounding_of_state = {}, int block_threads = 256) {

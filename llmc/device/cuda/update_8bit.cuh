@@ -14,8 +14,9 @@
 namespace llmc::cuda {
 
 // The flat buffers of a launch. Without a master copy, `master` holds the parameters, and `parameters` is not used.
-template <int states, class X, class Master, class Gradient>
+template <class Formula, class X, class Master, class Gradient>
 struct EightBitBuffers {
+    static constexpr int states = states_of<Formula>;
     X* parameters;
     Master* master;
     std::uint8_t* state[states];
@@ -25,9 +26,9 @@ struct EightBitBuffers {
 };
 
 // In constant memory, as all kernel parameters; blocks copy them to shared memory.
-template <int states>
+template <class Formula>
 struct EightBitTables {
-    float of_state[states][256];
+    float of_state[states_of<Formula>][256];
 };
 
 // The tables' signs, read on the host.
@@ -81,10 +82,10 @@ struct EightBitQuads {
 
 template <class Formula, class X, class Master, class Gradient, bool stochastic>
 __global__ void __launch_bounds__(256, 3)
-    update_eight_bit_kernel1(EightBitBuffers<states_of<Formula>, X, Master, Gradient> to,
-                             const double* norm_squared, const StepNumbers<Formula>* numbers,
-                             UpdateSegments segments, EightBitTables<states_of<Formula>> tables,
-                             StochasticRounding rounding, std::int64_t blocks) {
+    update_eight_bit_kernel1(EightBitBuffers<Formula, X, Master, Gradient> to, const double* norm_squared,
+                             const StepNumbers<Formula>* numbers, UpdateSegments segments,
+                             EightBitTables<Formula> tables, StochasticRounding rounding,
+                             std::int64_t blocks) {
     constexpr int states = states_of<Formula>;
     constexpr bool has_master = !std::is_same_v<X, Master>;
     const double squared = *norm_squared;
@@ -173,7 +174,7 @@ __global__ void __launch_bounds__(256, 3)
 // n elements, whole blocks. norm_squared and `numbers` are in device memory too. Without `rounding`, parameters are
 // rounded to nearest.
 template <class Formula, class X, class Master, class Gradient>
-void update_8bit(const LaunchContext& on, const EightBitBuffers<states_of<Formula>, X, Master, Gradient>& to,
+void update_8bit(const LaunchContext& on, const EightBitBuffers<Formula, X, Master, Gradient>& to,
                  std::int64_t n, const double* norm_squared, const StepNumbers<Formula>* numbers,
                  std::span<const UpdateSegment> segments,
                  const std::optional<StochasticRounding>& rounding = {}, int block_threads = 256) {
@@ -188,7 +189,7 @@ void update_8bit(const LaunchContext& on, const EightBitBuffers<states_of<Formul
     const UpdateSegments all = update_segments(segments);
     check(all.count <= block_threads, "update: at least as many threads as segments");
     if (segments.empty() || segments.back().end == 0) return;
-    EightBitTables<states_of<Formula>> tables;
+    EightBitTables<Formula> tables;
     for (int s = 0; s < states_of<Formula>; ++s)
         std::ranges::copy(table_in_8_bits(Formula::description.state[static_cast<std::size_t>(s)].has_sign),
                           tables.of_state[s]);
