@@ -1,5 +1,5 @@
-// Boxes: rectangular parts of tensors. A rank of a mesh has a range of a unit's flat buffer, which is a few boxes of each
-// tensor. Sharded checkpoints and PyTorch's distributed checkpoints hold a tensor as boxes with their places.
+// Boxes: rectangular parts of tensors. A rank of a mesh has a range of a unit's flat buffer, which is a few boxes of
+// each tensor. Sharded checkpoints and PyTorch's distributed checkpoints hold a tensor as boxes with their places.
 //
 // A tensor is a matrix here, in the program's orientation; a vector has one column.
 #pragma once
@@ -36,16 +36,16 @@ Box box_in_file(const ParamSpec& spec, const Box& box);
 // A run of a matrix's elements, row by row, as boxes: the end of a row, whole rows, the beginning of a row.
 std::vector<Box> boxes_of_run(std::int64_t columns, const ElementRange& run);
 
-// A tensor-parallel rank's part of a tensor: a matrix of whole or shortened rows, in blocks that follow each other in the
-// whole at equal distances.
+// A tensor-parallel rank's part of a tensor: a matrix of whole or shortened rows, in blocks that follow each other in
+// the whole at equal distances.
 class TensorPart {
   public:
     TensorPart(const UnitLayout::Entry& entry, TensorRank ranks);
 
     std::int64_t elements() const { return rows_ * columns_; }
     std::int64_t columns() const { return columns_; }
-    // A run of its elements as boxes of the whole tensor, which have the elements in this order: at most 3, and one more
-    // for each block after the first.
+    // A run of its elements as boxes of the whole tensor, which have the elements in this order: at most 3, and one
+    // more for each block after the first.
     std::vector<Box> boxes(const ElementRange& run) const;
     // The number in the part of an element of the whole tensor that it has.
     std::int64_t number(std::int64_t row, std::int64_t column) const;
@@ -71,8 +71,8 @@ class ModelPlaces {
     std::size_t tensors(int unit) const { return layout(unit, 0).entries().size(); }
     TensorPart part(int unit, std::size_t entry, int tensor_rank) const;
 
-    // The elements of a unit's flat buffer that a rank updates, and those of a tensor among them, which are a run of its
-    // part. Empty if the rank's stage does not have the unit.
+    // The elements of a unit's flat buffer that a rank updates, and those of a tensor among them, which are a run of
+    // its part. Empty if the rank's stage does not have the unit.
     ElementRange updated(int unit, int rank) const;
     ElementRange kept(int unit, std::size_t entry, int rank) const;
     // Those of kept() that this rank writes to a checkpoint. All ranks that have the same elements share them, in whole

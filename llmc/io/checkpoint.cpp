@@ -3,12 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <chrono>
-#include <functional>
-#include <map>
 #include <nlohmann/json.hpp>
-#include <random>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -37,27 +33,6 @@ constexpr const char* tokenizer_folder = "tokenizer";
 constexpr const char* manifest_file = "manifest.json";
 constexpr const char* own_checksum = "xxh3_128";  // key of the checksum of the manifest without this entry
 constexpr const char* older_state_prefix = "optim.state.";  // which the names of version 2 lack
-constexpr std::string_view checksums_prefix = "checksums-", weights_prefix = "weights-",
-                           state_files_prefix = "state-";
-constexpr std::string_view name_prefix = "checkpoint-";
-
-constexpr std::string_view partial_suffix = ".partial";
-
-// checkpoint-<step>. Other names in the directory belong to the user or to unfinished checkpoints.
-std::string name_of_step(std::int64_t step) { return fmt::format("{}{:08}", name_prefix, step); }
-
-// The step in a checkpoint's name. Empty if save_checkpoint gives no such name, as for checkpoint-99. One that is being
-// replaced counts: the new one may not have its name yet.
-std::optional<std::int64_t> step_of_name(std::string name) {
-    if (!name.starts_with(name_prefix)) return std::nullopt;
-    if (name.ends_with(replaced_suffix)) name.resize(name.size() - replaced_suffix.size());
-    const char* const end = name.data() + name.size();
-    std::int64_t step = 0;
-    const auto read = std::from_chars(name.data() + name_prefix.size(), end, step);
-    if (read.ec != std::errc() || read.ptr != end || name != name_of_step(step)) return std::nullopt;
-    return step;
-}
-
 void require_size(const fs::path& path, std::uint64_t expected) {
     std::error_code error;
     const std::uintmax_t bytes = fs::file_size(path, error);
@@ -134,8 +109,8 @@ VerifiedCheckpoint verify_files(const fs::path& directory, const Json& manifest,
     return verified;
 }
 
-// The tensors of a checkpoint, by its manifest, the files of checksums and the headers. The blocks of files are verified
-// when they are read; the files of version 2 are read here to verify them.
+// The tensors of a checkpoint, by its manifest, the files of checksums and the headers. The blocks of files are
+// verified when they are read; the files of version 2 are read here to verify them.
 StoredTensors tensors_of(const fs::path& directory, const Json& manifest, bool with_state) {
     StoredTensors stored(directory);
     if (manifest.at("version") == older_version) {
@@ -177,15 +152,6 @@ StoredTensors tensors_of(const fs::path& directory, bool with_state) {
         user_error("{}{}", damage_prefix, fault.what());
     }
 }
-
-}  // namespace
-
-bool is_checkpoint_name(std::string_view name) {
-    if (name.ends_with(partial_suffix)) name.remove_suffix(partial_suffix.size());
-    return step_of_name(std::string(name)).has_value();
-}
-
-namespace {
 
 Json to_json(const std::optional<LossScale>& state) {
     if (!state) return nullptr;
@@ -296,7 +262,7 @@ fs::path save_checkpoint(const fs::path& out_dir, const std::string& run, const 
     Communicator& world = transfer.world();
     // The folder of rank 0: it may have chosen the name of a new run's folder.
     const fs::path final_name =
-        text_of_root(world, [&] { return (out_dir / name_of_step(progress.step)).string(); });
+        text_of_root(world, [&] { return (out_dir / checkpoint_name(progress.step)).string(); });
     fs::path partial = final_name;
     partial += partial_suffix;
     const std::vector<OwnFile> files =
@@ -350,96 +316,6 @@ CheckpointInfo read_checkpoint(const fs::path& directory) {
     } catch (const Json::exception&) {
         refuse_manifest(directory / manifest_file);
     }
-}
-
-void sort_newest_first(std::vector<CheckpointInfo>& checkpoints) {
-    std::ranges::stable_sort(checkpoints, std::ranges::greater(),
-                             [](const CheckpointInfo& checkpoint) { return checkpoint.progress.step; });
-    std::map<std::string, std::int64_t> ends;  // by run: the time of its last step, which comes first
-    for (const CheckpointInfo& checkpoint : checkpoints) ends.emplace(checkpoint.run, checkpoint.saved_at);
-    std::ranges::stable_sort(checkpoints, std::ranges::greater(), [&](const CheckpointInfo& checkpoint) {
-        return std::pair(ends.at(checkpoint.run), checkpoint.run);
-    });
-}
-
-namespace {
-
-struct FoundCheckpoints {
-    std::vector<CheckpointInfo> readable;
-    std::map<std::int64_t, std::string> damaged;  // errors by step
-};
-
-FoundCheckpoints find_checkpoints(const fs::path& out_dir, const Damages& damages) {
-    FoundCheckpoints found;
-    std::error_code error, ignored;
-    if (!fs::is_directory(out_dir, error)) return found;
-    for (fs::directory_iterator entries(out_dir, error); !error && entries != fs::directory_iterator();
-         entries.increment(error)) {
-        const fs::path& path = entries->path();
-        const auto step = step_of_name(path.filename().string());
-        if (!step || !entries->is_directory(ignored)) continue;
-        if (const auto damage = damages.find(plain_path(path).string()); damage != damages.end()) {
-            found.damaged.emplace(*step, damage->second);
-            continue;
-        }
-        try {
-            found.readable.push_back(read_checkpoint(path));
-        } catch (const UserError& fault) {
-            found.damaged.emplace(*step, fault.what());
-        }
-    }
-    if (error) user_error("cannot read {}: {}", out_dir.string(), error.message());
-    sort_newest_first(found.readable);
-    return found;
-}
-
-}  // namespace
-
-std::optional<CheckpointInfo> newest_checkpoint(const fs::path& out_dir,
-                                                const std::optional<std::string>& run,
-                                                const Damages& damages) {
-    FoundCheckpoints found = find_checkpoints(out_dir, damages);
-    if (found.readable.empty() && !found.damaged.empty()) throw UserError(found.damaged.rbegin()->second);
-    std::erase_if(found.readable,
-                  [&](const CheckpointInfo& checkpoint) { return run && checkpoint.run != *run; });
-    return found.readable.empty() ? std::nullopt : std::optional(std::move(found.readable.front()));
-}
-
-std::string damage_after(const fs::path& out_dir, std::int64_t step, const Damages& damages) {
-    const FoundCheckpoints found = find_checkpoints(out_dir, damages);
-    return found.damaged.empty() || found.damaged.rbegin()->first <= step ? ""
-                                                                          : found.damaged.rbegin()->second;
-}
-
-std::vector<CheckpointInfo> readable_checkpoints(const fs::path& out_dir) {
-    try {
-        return find_checkpoints(out_dir, {}).readable;
-    } catch (const UserError&) {
-        return {};  // the folder cannot be read
-    }
-}
-
-std::optional<CheckpointInfo> newest_whole(const std::vector<CheckpointInfo>& checkpoints) {
-    for (const CheckpointInfo& checkpoint : checkpoints) {
-        try {
-            verify_checkpoint(checkpoint.directory);
-            return checkpoint;
-        } catch (const UserError&) {
-            // Damaged: try the next one.
-        }
-    }
-    return std::nullopt;
-}
-
-void remove_checkpoints(const std::filesystem::path& directory, const std::filesystem::path& kept) {
-    std::error_code error;
-    std::vector<std::filesystem::path> old;
-    for (std::filesystem::directory_iterator entries(directory, error);
-         !error && entries != std::filesystem::directory_iterator(); entries.increment(error)) {
-        if (is_checkpoint_name(entries->path().filename().string()) && entries->path() != kept)
-            old.push_back(entries->path());
-    }
-    for (const std::filesystem::path& path : old) std::filesystem::remove_all(path, error);
 }
 
 fs::path tokenizer_in(const CheckpointInfo& checkpoint) {
@@ -498,53 +374,6 @@ VerifiedCheckpoint verify_checkpoint(const fs::path& directory) {
     } catch (const Json::exception&) {
         refuse_manifest(directory / manifest_file);
     }
-}
-
-namespace {
-
-namespace fs = std::filesystem;
-
-fs::path record_file(const fs::path& out_dir) { return out_dir / "run.json"; }
-
-}  // namespace
-
-std::string new_run_identity() {
-    std::random_device random;
-    return fmt::format("{:08x}{:08x}", random(), random());
-}
-
-std::optional<RunRecord> read_last_run(const fs::path& out_dir) {
-    const fs::path file = record_file(out_dir);
-    std::error_code error;
-    if (fs::status(file, error).type() == fs::file_type::not_found) return std::nullopt;
-    try {
-        const auto json = nlohmann::json::parse(read_file(file));
-        const fs::path began_from = json.at("began_from").get<std::string>();
-        // For a checkpoint next to this file the name is enough, because the directory may have been moved.
-        return RunRecord{.identity = json.at("run").get<std::string>(),
-                         .began_from = began_from.empty() ? began_from : out_dir / began_from,
-                         .branched_from = json.value("branched_from", "")};
-    } catch (const nlohmann::json::exception&) {
-        user_error("{} is damaged; remove it, and --resume takes the checkpoint that was saved last",
-                   file.string());
-    }
-}
-
-void write_last_run(const fs::path& out_dir, const RunRecord& run) {
-    fs::path from = run.began_from;
-    if (!from.empty()) {
-        from = plain_path(from);
-        // Links may lead to the same folder. The checkpoint itself may be a link to another disk.
-        std::error_code ignored;
-        const fs::path here = fs::weakly_canonical(from.parent_path(), ignored)
-                                  .lexically_relative(fs::weakly_canonical(plain_path(out_dir), ignored));
-        if (!here.empty() && *here.begin() != "..") from = (here / from.filename()).lexically_normal();
-    }
-    const nlohmann::ordered_json json = {
-        {"run", run.identity},
-        {"began_from", from.string()},
-        {"branched_from", run.branched_from.empty() ? "" : plain_path(run.branched_from).string()}};
-    replace_file(record_file(out_dir), json.dump() + "\n");
 }
 
 }  // namespace llmc

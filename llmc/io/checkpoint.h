@@ -64,8 +64,8 @@ struct Validation {
 
 // Writes <out_dir>/checkpoint-<step> and returns its path; an existing one is replaced. `run` is the identity
 // of this run (RunRecord below). `lineage` is the identity of the first run in the chain of resumed runs.
-// `data` describes the data of the run as JSON. `validation` is of the same step. All ranks call it. UserError on all of
-// them if one cannot write; earlier checkpoints then stay.
+// `data` describes the data of the run as JSON. `validation` is of the same step. All ranks call it. UserError on all
+// of them if one cannot write; earlier checkpoints then stay.
 std::filesystem::path save_checkpoint(const std::filesystem::path& out_dir, const std::string& run,
                                       const std::string& lineage, const Progress& progress,
                                       const nlohmann::ordered_json& configuration, const std::string& data,
@@ -86,6 +86,9 @@ struct CheckpointInfo {
     std::optional<Validation> validation{};
 };
 
+// The name of a step's checkpoint, and its ending until it is finished. Other names in a directory belong to the user.
+std::string checkpoint_name(std::int64_t step);
+inline constexpr std::string_view partial_suffix = ".partial";
 // Whether a file's name is that of a checkpoint, finished or not.
 bool is_checkpoint_name(std::string_view name);
 

@@ -1,5 +1,5 @@
-// File helpers: durable writes, checks before a run starts, checksums. All calls of the system by which a checkpoint or an
-// export is written are here, so that a test can see them all.
+// File helpers: durable writes, checks before a run starts, checksums. All calls of the system by which a checkpoint or
+// an export is written are here, so that a test can see them all.
 #pragma once
 
 #include <cstddef>
@@ -97,8 +97,8 @@ class BlockChecksums {
 // Checks before a run starts that its output can be written later. Leaves nothing behind. The directory, or a
 // file's directory, need not exist yet.
 void require_writable_directory(const std::filesystem::path& path);
-// A folder with a random name in a directory, or in its nearest parent if it does not exist yet: other processes that find
-// it by its place see the same directory. It is there while the object lives.
+// A folder with a random name in a directory, or in its nearest parent if it does not exist yet: other processes that
+// find it by its place see the same directory. It is there while the object lives.
 class FolderToken {
   public:
     explicit FolderToken(const std::filesystem::path& directory);

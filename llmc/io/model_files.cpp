@@ -84,10 +84,12 @@ class ModelFile {
 
     // What would do if the tensors are not those of the model: a folder's config.json describes it.
     std::string remedy(std::string_view for_file) const {
-        return std::string(stored_.is_model ? of_folder : for_file);
+        const bool is_of_rank = path_.filename().string().starts_with(weights_prefix);
+        return std::string(stored_.is_model ? of_folder : is_of_rank ? of_checkpoint : for_file);
     }
     static constexpr std::string_view
         of_other_sizes = "give the sizes of the file's model",
+        of_checkpoint = "give the folder of the checkpoint, which has the other parts of the model too",
         of_folder = "leave out options that change what its config.json says, or get the folder again";
 
     const std::filesystem::path& path() const { return path_; }

@@ -44,9 +44,9 @@ CheckedWeights check_weights(const StoredTensors& stored, const Outline& outline
 
 // Loads weights from F32, F16, BF16 or F64 tensors, with or without the prefix "transformer." and those of
 // PyTorch's wrappers. Attention masks ("h.0.attn.bias") are ignored. UserError if a tensor is missing, has
-// another shape, is not of this model or holds a value that is not finite. `with_state`: the optimizer's state as well, by
-// its names in checkpoints (state_name); with `mends` it is corrected (Optimizer::mend). All ranks call it; rank 0 finds
-// the tensors.
+// another shape, is not of this model or holds a value that is not finite. `with_state`: the optimizer's state as well,
+// by its names in checkpoints (state_name); with `mends` it is corrected (Optimizer::mend). All ranks call it; rank 0
+// finds the tensors.
 void load_stored(const std::function<StoredTensors()>& find, ParameterStore& store,
                  const UnitTransfer& transfer, bool with_state = false, bool mends = false);
 

@@ -21,10 +21,11 @@ using Json = nlohmann::ordered_json;
 constexpr std::int64_t piece = std::int64_t{1} << 20;
 
 // The n-th box of a tensor goes into the n-th file.
-void add_boxes(std::vector<OwnFile>& files, std::string_view kind, int rank, std::span<const OwnBox> boxes) {
+void add_boxes(std::vector<OwnFile>& files, std::string_view prefix, int rank,
+               std::span<const OwnBox> boxes) {
     for (std::size_t n = 0; n < boxes.size(); ++n) {
         if (n == files.size())
-            files.push_back({fmt::format("{}-{:05}-{}.safetensors", kind, rank, n + 1), {}});
+            files.push_back({fmt::format("{}{:05}-{}.safetensors", prefix, rank, n + 1), {}});
         files[n].boxes.push_back(boxes[n]);
     }
 }
@@ -124,7 +125,7 @@ std::string state_name(const std::string& tensor, const StateTensor& state) {
     return fmt::format("optim.state.{}.{}", tensor, state.name);
 }
 
-std::string checksums_name(int rank) { return fmt::format("checksums-{:05}.json", rank); }
+std::string checksums_name(int rank) { return fmt::format("{}{:05}.json", checksums_prefix, rank); }
 
 std::vector<OwnFile> plan_own_files(const ParameterStore& store, const ModelPlaces& places, int rank) {
     std::vector<OwnFile> weights, state;
@@ -137,10 +138,11 @@ std::vector<OwnFile> plan_own_files(const ParameterStore& store, const ModelPlac
                 return boxes_of(places, unit, entry, rank,
                                 {of_kind, unit, kept, store.dtype_in_files(unit, kept), spec, {}, {}});
             };
-            add_boxes(weights, "weights", rank, boxes(name, Kept::master));
+            add_boxes(weights, weights_prefix, rank, boxes(name, Kept::master));
             const std::span<const StateTensor> tensors = store.optimizer_of(unit, spec).state;
             for (std::size_t i = 0; i < tensors.size(); ++i)
-                add_boxes(state, "state", rank, boxes(state_name(name, tensors[i]), kept_state(i)));
+                add_boxes(state, state_files_prefix, rank,
+                          boxes(state_name(name, tensors[i]), kept_state(i)));
         }
     }
     weights.insert(weights.end(), state.begin(), state.end());

@@ -40,7 +40,8 @@ struct SafetensorsEntry {
 
 // Bytes of an element of this dtype; 0 if the format has none of this name.
 std::uint64_t element_bytes(std::string_view dtype);
-// Whether numbers of this dtype can be read as float, and their conversion. Values beyond float's range become infinite.
+// Whether numbers of this dtype can be read as float, and their conversion. Values beyond float's range become
+// infinite.
 bool is_number_dtype(std::string_view dtype);
 void to_floats(std::string_view dtype, std::span<const std::byte> bytes, std::span<float> out);
 

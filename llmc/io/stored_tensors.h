@@ -1,6 +1,6 @@
 // Where the tensors of a model lie in safetensors files: those of one file, of a folder in Hugging Face's format, of a
-// folder of PyTorch's distributed checkpoints, or of our checkpoints. A tensor may be in boxes in several files. Headers
-// alone say all of this.
+// folder of PyTorch's distributed checkpoints, or of our checkpoints. A tensor may be in boxes in several files.
+// Headers alone say all of this.
 #pragma once
 
 #include <array>
@@ -49,8 +49,8 @@ class StoredTensors {
     // `named`: the file or folder that messages name.
     explicit StoredTensors(const std::filesystem::path& named);
 
-    // Adds what a file has, by its header, under its names or with a prefix before them. UserError if the file cannot be
-    // read or is not complete, or if its tensors have no places in the whole.
+    // Adds what a file has, by its header, under its names or with a prefix before them. UserError if the file cannot
+    // be read or is not complete, or if its tensors have no places in the whole.
     void add(const std::filesystem::path& file, std::vector<std::string> checksums = {},
              const std::string& prefix = "");
     // Call it when all files are added. UserError if the boxes of a tensor overlap, or do not cover it.
@@ -79,9 +79,9 @@ bool is_model_folder(const std::filesystem::path& path);
 bool is_sharded_folder(const std::filesystem::path& path);
 
 // The tensors of a file, or of a folder of one of these two kinds. A folder in Hugging Face's format has
-// model.safetensors, or else shards and their index, model.safetensors.index.json; its other files are passed over. Of a
-// distributed checkpoint, all files are read. UserError as above, if the index does not agree with the files or names one
-// outside the folder, and if the folder has no safetensors files.
+// model.safetensors, or else shards and their index, model.safetensors.index.json; its other files are passed over. Of
+// a distributed checkpoint, all files are read. UserError as above, if the index does not agree with the files or names
+// one outside the folder, and if the folder has no safetensors files.
 StoredTensors find_tensors(const std::filesystem::path& path);
 
 }  // namespace llmc

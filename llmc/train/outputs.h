@@ -103,8 +103,8 @@ class ReplacedRun {
 // It leaves no files behind. Only rank 0 calls it.
 void check_outputs(const Options& options, const std::filesystem::path& out_dir, const Writes& writes,
                    std::span<const std::string> inputs, std::int64_t parameters);
-// Throws UserError if not all processes see the directory of rank 0, in which all write checkpoints. Leaves nothing behind.
-// All ranks call it.
+// Throws UserError if not all processes see the directory of rank 0, in which all write checkpoints. Leaves nothing
+// behind. All ranks call it.
 void require_shared_directory(Communicator& world, const std::filesystem::path& out_dir);
 // Throws UserError if the disk has no room for a checkpoint of `parameters`.
 void require_room_for_checkpoints(const Options& options, const std::filesystem::path& out_dir,

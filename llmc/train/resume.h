@@ -20,8 +20,8 @@ namespace llmc {
 void suggesting_complete_checkpoint(const Options& options, const std::filesystem::path& out_dir,
                                     const std::function<void()>& resume);
 
-// Reads all files of the checkpoint in a directory, or of the newest one of a run there, for --verify-checkpoint. Says what
-// there is. UserError names a file that is damaged.
+// Reads all files of the checkpoint in a directory, or of the newest one of a run there, for --verify-checkpoint. Says
+// what there is. UserError names a file that is damaged.
 std::string verified(const std::filesystem::path& directory);
 
 // The checkpoint for --resume, or nothing without that option. --resume DIR must name a checkpoint. --resume

@@ -37,9 +37,9 @@ void let_names_be_exchanged(bool can);
 // Where `fails` says so for a path below the recorder's folder, a write fails as on a full disk. Empty: none does.
 void let_writes_fail(std::function<bool(const std::string&)> fails);
 
-// For each number of calls after which the power is cut: makes `scratch` what the disk may then hold, beginning with the
-// files in `before`, and calls check(how many calls there were, the description of what was lost). Data that were not synced
-// are lost. Names in a folder that was not synced since are there or not, all of a folder together.
+// For each number of calls after which the power is cut: makes `scratch` what the disk may then hold, beginning with
+// the files in `before`, and calls check(how many calls there were, the description of what was lost). Data that were
+// not synced are lost. Names in a folder that was not synced since are there or not, all of a folder together.
 void for_each_power_cut(const std::filesystem::path& before, const std::vector<FileCall>& calls,
                         const std::filesystem::path& scratch,
                         const std::function<void(std::size_t calls, const std::string& lost)>& check);

@@ -6,7 +6,6 @@ import pathlib
 
 import numpy as np
 
-import safetensors_file
 import safetensors_numpy
 
 VERSION, SHARDING, OFFSETS = "DCP_VERSION", "DCP_SHARDING_INFO", "saved_offsets"

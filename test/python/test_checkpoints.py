@@ -32,6 +32,14 @@ def offloaded(folder, *what):
     return [*(f"--offload-{part}=nvme" for part in what), f"--nvme-dir={folder}/disk"]
 
 
+def test_a_part_is_no_model(tmp_path):
+    program.run(*GPT2, *QUIET, "--steps=1", f"--out-dir={tmp_path}/run", ranks=3)
+    for rank, words in ((0, "give the folder of the checkpoint, which has the other parts"), (1, "give the folder with all its files")):
+        part = tmp_path / f"run/checkpoint-00000001/weights-{rank:05}-1.safetensors"
+        refused = program.run(*GPT2, *QUIET, "--steps=0", f"--init={part}", check=False)
+        assert refused.returncode == 1 and words in refused.stderr and refused.stderr.count("\n") == 1
+
+
 def shards(path):
     return json.loads(boxes.metadata(path)[boxes.SHARDING])
 

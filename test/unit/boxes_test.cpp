@@ -1,5 +1,5 @@
-// Boxes of tensors: those of any run of a rank's part have its elements in order, and the boxes that all ranks of a mesh write
-// have each element of the model once.
+// Boxes of tensors: those of any run of a rank's part have its elements in order, and the boxes that all ranks of a
+// mesh write have each element of the model once.
 #include "llmc/io/boxes.h"
 
 #include <gtest/gtest.h>
@@ -156,7 +156,8 @@ TEST_P(WrittenBoxes, HaveEachElementOnceInSharesOfOneSize) {
                 largest_tensor = std::max(largest_tensor, whole.elements());
             }
         }
-        // Stages and shards have different sizes, and so have parts of a table, but ranks with equal elements share them.
+        // Stages and shards have different sizes, and so have parts of a table, but ranks with equal elements share
+        // them.
         if (mesh.pipeline == 1 && mesh.tensor == 1 && tried.stage == 0) {
             EXPECT_LE(std::ranges::max(of_rank), all / mesh.world() + largest_tensor / mesh.world() + 4096);
         }

@@ -1,5 +1,5 @@
-// Brings a unit's values to rank 0, which exports them, from the ranks that hold them. No process ever holds more of them
-// than its own part and one unit.
+// Brings a unit's values to rank 0, which exports them, from the ranks that hold them. No process ever holds more of
+// them than its own part and one unit.
 #pragma once
 
 #include <span>
