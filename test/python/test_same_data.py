@@ -168,13 +168,14 @@ def test_what_may_differ(place, tmp_path):
 
 
 def train_apart(tmp_path, changes, *options):
-    """A job with a process for each change, on machines of their own: in the folder of a rank the change was made."""
+    """A job with a process for each change, on machines of their own, which share the folder of results: in the folder of a rank
+    the change was made."""
     job = Job(len(changes))
     for rank, change in enumerate(changes):
         folder = tmp_path / str(rank)
         write_data(folder)
         change(folder)
-        job.start(rank, "env", "-C", folder, program.ROOT / program.PROGRAM, *MODEL, "--steps=2", "--out-dir=run", *options)
+        job.start(rank, "env", "-C", folder, program.ROOT / program.PROGRAM, *MODEL, "--steps=2", f"--out-dir={tmp_path}/run", *options)
     return job.end()
 
 
@@ -185,7 +186,7 @@ def nothing(folder):
 def refused(tmp_path, ended, words):
     assert set(ended.statuses) == {1} and ended.out == ""
     assert one_error(ended.err) == words
-    assert not list(tmp_path.glob("*/run"))
+    assert not list(tmp_path.glob("**/run"))
 
 
 SAME_FILES = "; give all processes the same files"
