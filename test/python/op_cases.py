@@ -218,15 +218,15 @@ OPERATIONS = {
          of(512, [(0, 512, 0.1)], max_grad_norm=1.0, norm_squared=math.inf, moments="uint8"),
          of(512, [(0, 512, 0.1)], max_grad_norm=1.0, norm_squared=math.inf, moments="bf16"),
          of(2560, [(0, 300, 0.1), (512, 2500, 0.0)], max_grad_norm=1.0, factors=[0.5, 3.0]),
-         *(of(1024, [(0, 300, 0.1), (512, 1000, 0.0)], max_grad_norm=1.0, optimizer=optimizer, moments=moments, factors=[0.5, 1.0],
+         *(of(2304, [(0, 300, 0.1), (512, 2300, 0.0)], max_grad_norm=1.0, optimizer=optimizer, moments=moments, factors=[0.5, 1.0],
               rounding=rounding, has_master=has_master, gradients_in_x=in_x, small=0 if moments == "uint8" else None, step=step)
-           for optimizer in ("lion", "sgd") for moments in ("fp32", "bf16", "uint8") for has_master, in_x, rounding, step in
-           ((True, False, None, 1), (True, True, None, 3), (False, False, (7, 128), 3))),
+           for optimizer in ("lion", "sgd") for moments in ("fp32", "bf16", "uint8") for has_master in (True, False) for in_x in (False, True)
+           for rounding, step in ((None, 1), ((7, 128), 3)) if has_master or rounding),
          *(of(8208, [(0, 4100, 0.1), (4100, 8208, 0.0)], max_grad_norm=0.05, optimizer=optimizer, loss_scale=2.0**10)
            for optimizer in ("lion", "sgd")),
-         *(of(8208, [(0, 4100, 0.1), (4100, 8208, 0.0)], max_grad_norm=0.0, optimizer="muon", factors=[12.5, 1.0], in_bf16=in_bf16,
-              has_master=has_master, rounding=rounding) for in_bf16, has_master, rounding in
-           ((False, True, None), (True, True, None), (True, False, (7, 128)))),
+         *(of(2304, [(0, 300, 0.1), (512, 2300, 0.0)], max_grad_norm=0.0, optimizer="muon", factors=[12.5, 1.0], in_bf16=in_bf16,
+              has_master=has_master, rounding=rounding)
+           for in_bf16 in (False, True) for has_master in (True, False) for rounding in (None, (7, 128)) if has_master or rounding),
          *(of(37, [(0, 5, 0.1), (5, 37, 0.0)], max_grad_norm=0.0, optimizer="sgd", nesterov=True, step=step) for step in (1, 3)),
          of(1024, [(0, 1024, 0.1)], max_grad_norm=1.0, optimizer="sgd", nesterov=True)]),
     "momentum": Operation(
