@@ -357,7 +357,7 @@ OF_TESTS := $(filter $(BUILD)/objects/test/%,$(call objects,$(SOURCES)))
 OFTEN := $(patsubst %,llmc/train/%.cpp,diagnosis evaluator fp8_scaling generate hellaswag loss_scale run_spec token_choice trainer)
 ONCE := $(call objects,train_gpt.cu $(filter-out $(OFTEN),$(wildcard llmc/train/*.cpp)) $(addprefix llmc/, \
     $(addprefix data/,chat_format data_record known_chat_formats prompt shard_names) \
-    $(addprefix io/,checkpoint foreign_files metrics tensor_names tokenizer_folder weight_files) \
+    $(addprefix io/,checkpoint find_checkpoints foreign_files metrics stored_tensors tensor_names tokenizer_folder) \
     $(addprefix model/,check_lists check_model config_json derive_lists derive_rows family family_options gpt2 llama model nanochat placing \
         rope_choices trace) parallel/step/step_text \
     $(addprefix planner/,config_tree configure described_models foreign_config foreign_options plan_command plan_json plan_options \

@@ -82,17 +82,19 @@ namespace {
 void prepare_and_run(llmc::Session& session, std::unique_ptr<llmc::PreparedRun>& run) {
     if (!session.read_options()) return;  // --help or --version was printed
     if (session.options().plans_only()) return llmc::print_in_job(session);
+    if (!session.options().verify_checkpoint.empty()) return llmc::verify_in_job(session);
     llmc::RunLocks locks;
-    // With --resume-if-any, if another start went on with the run meanwhile, this one begins anew after that.
     do {
-        run.reset();
-        run = std::make_unique<llmc::PreparedRun>(session);
-        if (!prepare(*run)) return;
-    } while (!locks.lock_named(*run));
-    run->announce();
-    if (!run->has_work()) return;
-
-    run->load_weights();
+        // With --resume-if-any, if another start went on with the run meanwhile, this one begins anew after that.
+        do {
+            run.reset();
+            locks.release();
+            run = std::make_unique<llmc::PreparedRun>(session);
+            if (!prepare(*run)) return;
+        } while (!locks.lock_named(*run));
+        run->announce();
+        if (!run->has_work()) return;
+    } while (!run->load_weights());  // a damaged checkpoint is passed over
     if (session.stops_early()) return;
     if (run->options.chat) {
         llmc::chat(*run);

@@ -187,7 +187,7 @@ def same_run(first, second, steps):
         require(len(a) == len(b) == steps, f"{len(a)} and {len(b)} steps, not {steps}")
         apart = [i + 1 for i in range(steps) if a[i] != b[i]]
         require(not apart, f"{column} differs from step {apart[0] if apart else 0} on")
-    files = [run.out_dir / f"checkpoint-{steps:08}/model.safetensors" for run in (first, second)]
+    files = [run.out_dir / f"checkpoint-{steps:08}/weights-00000-1.safetensors" for run in (first, second)]
     require(filecmp.cmp(*files, shallow=False), "the weights differ")
 
 

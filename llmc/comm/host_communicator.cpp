@@ -107,8 +107,7 @@ HostCommunicator::HostCommunicator(Transport& transport, const ExchangeOptions& 
       peers_(ranks_after(transport.rank(), transport.size())),
       context_(0) {
     std::iota(ranks_.begin(), ranks_.end(), 0);
-    shared_->own_staging.resize(blocks_in_flight * pieces_received(size()) * smallest_block);
-    shared_->staging = shared_->own_staging;
+    set_staging({});
 }
 
 HostCommunicator::HostCommunicator(std::shared_ptr<Shared> shared, std::vector<int> ranks, int rank,
@@ -132,8 +131,8 @@ std::size_t HostCommunicator::staging_bytes(int size) {
 
 void HostCommunicator::set_staging(const Tensor& staging) {
     check(reinterpret_cast<std::uintptr_t>(staging.data) % block_alignment == 0, "staging is aligned");
-    shared_->staging = {staging.data, staging.bytes()};
-    shared_->own_staging = {};
+    shared_->own_staging.resize(staging ? 0 : blocks_in_flight * pieces_received(size()) * smallest_block);
+    shared_->staging = staging ? std::span(staging.data, staging.bytes()) : shared_->own_staging;
 }
 
 void HostCommunicator::set_timeout(Seconds timeout, std::string advice) {

@@ -30,9 +30,9 @@ class HostCommunicator final : public Communicator {
     // Bytes of staging memory for full speed of sums over `size` ranks.
     static std::size_t staging_bytes(int size);
     // Sets the memory that receives pieces of other ranks before they are added: any dtype, aligned to 8
-    // bytes, the same size on every rank of the job. It must live as long as it is in use. All communicators
-    // of the same world share it. Until it is set, they use a few KiB of their own, enough for sums of
-    // scalars. Results do not depend on its size.
+    // bytes, the same size on every rank of the job. It must live until other memory is set. All communicators
+    // of the same world share it. Without any, as before the first call and after one with an empty tensor, they use a
+    // few KiB of their own, enough for sums of scalars. Results do not depend on its size.
     void set_staging(const Tensor& staging);
     // Sets the time limit of one wait, for the same communicators. `advice` names another possible cause if it is
     // exceeded.

@@ -3,22 +3,20 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <chrono>
-#include <functional>
-#include <map>
 #include <nlohmann/json.hpp>
-#include <random>
 #include <string>
 #include <system_error>
 #include <utility>
 #include <vector>
 
+#include "llmc/comm/texts_of_ranks.h"
+#include "llmc/comm/values_of_ranks.h"
 #include "llmc/core/error.h"
 #include "llmc/core/text.h"
 #include "llmc/io/files.h"
 #include "llmc/io/model_files.h"
-#include "llmc/io/weight_files.h"
+#include "llmc/io/own_files.h"
 
 namespace llmc {
 
@@ -28,42 +26,26 @@ namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
 constexpr const char* format = "train_gpt checkpoint";
-constexpr int version = 2;
+constexpr int version = 3, older_version = 2;  // the older one is only read
 constexpr const char* model_file = "model.safetensors";
 constexpr const char* optimizer_file = "optimizer.safetensors";
 constexpr const char* tokenizer_folder = "tokenizer";
 constexpr const char* manifest_file = "manifest.json";
 constexpr const char* own_checksum = "xxh3_128";  // key of the checksum of the manifest without this entry
-constexpr std::string_view name_prefix = "checkpoint-";
-
-constexpr std::string_view partial_suffix = ".partial";
-
-// checkpoint-<step>. Other names in the directory belong to the user or to unfinished checkpoints.
-std::string name_of_step(std::int64_t step) { return fmt::format("{}{:08}", name_prefix, step); }
-
-// The step in a checkpoint's name. Empty if save_checkpoint gives no such name, as for checkpoint-99.
-std::optional<std::int64_t> step_of_name(const std::string& name) {
-    if (!name.starts_with(name_prefix)) return std::nullopt;
-    const char* const end = name.data() + name.size();
-    std::int64_t step = 0;
-    const auto read = std::from_chars(name.data() + name_prefix.size(), end, step);
-    if (read.ec != std::errc() || read.ptr != end || name != name_of_step(step)) return std::nullopt;
-    return step;
-}
-
-Json describe_file(const fs::path& path) {
-    return {{"bytes", fs::file_size(path)}, {"xxh3_128", checksum(path)}};
-}
-
-void verify_file(const fs::path& path, const Json& expected) {
+constexpr const char* older_state_prefix = "optim.state.";  // which the names of version 2 lack
+void require_size(const fs::path& path, std::uint64_t expected) {
     std::error_code error;
     const std::uintmax_t bytes = fs::file_size(path, error);
     if (error) user_error("the checkpoint is damaged: {}: {}", path.string(), error.message());
-    if (bytes != expected.at("bytes").get<std::uintmax_t>()) {
+    if (bytes != expected) {
         user_error("the checkpoint is damaged: {} has {}, but its manifest says {}; take an older one",
                    path.string(), plural(static_cast<std::int64_t>(bytes), "byte"),
-                   grouped(expected.at("bytes").get<std::int64_t>()));
+                   grouped(static_cast<std::int64_t>(expected)));
     }
+}
+
+void verify_file(const fs::path& path, const Json& expected) {
+    require_size(path, expected.at("bytes"));
     if (checksum(path) != expected.at("xxh3_128").get<std::string>()) {
         user_error(
             "the checkpoint is damaged: {} does not have the checksum in its manifest; take an older one",
@@ -74,6 +56,8 @@ void verify_file(const fs::path& path, const Json& expected) {
 [[noreturn]] void refuse_manifest(const fs::path& path) {
     user_error("the checkpoint is damaged: {} is not a manifest; take an older one", path.string());
 }
+
+std::string text_of(const Json& manifest) { return manifest.dump(2) + "\n"; }
 
 Json read_manifest(const fs::path& directory) {
     const fs::path path = directory / manifest_file;
@@ -91,14 +75,19 @@ Json read_manifest(const fs::path& directory) {
                        : "give the directory of a checkpoint or of a run");
     }
     try {
-        Json manifest = Json::parse(read_file(path));
-        if (manifest.at("format") != format || manifest.at("version") != version) {
-            user_error("{} is not a manifest that this program can read ({}, version {})", path.string(),
-                       format, version);
+        const std::string text = read_file(path);
+        Json manifest = Json::parse(text);
+        const Json& found = manifest.at("version");
+        if (manifest.at("format") != format || (found != version && found != older_version)) {
+            user_error("{} is not a manifest that this program can read ({}, versions {} and {})",
+                       path.string(), format, older_version, version);
         }
+        // The checksum is that of the entries, not of the text.
+        bool is_damaged = found == version && text != text_of(manifest);
         const std::string expected = manifest.at(own_checksum);
         manifest.erase(own_checksum);
-        if (checksum_of_text(manifest.dump()) != expected) {
+        is_damaged = is_damaged || checksum_of_text(manifest.dump()) != expected;
+        if (is_damaged) {
             user_error("the checkpoint is damaged: {} does not match its own checksum; take an older one",
                        path.string());
         }
@@ -108,29 +97,61 @@ Json read_manifest(const fs::path& directory) {
     }
 }
 
-// Verifies the files whose names have this beginning. The manifest must name the weights and the optimizer's state.
-void verify_files(const fs::path& directory, bool with_state, std::string_view beginning = "") {
+// Verifies the files that the manifest names and whose names have this beginning. Returns their number and bytes.
+VerifiedCheckpoint verify_files(const fs::path& directory, const Json& manifest, std::string_view beginning) {
+    VerifiedCheckpoint verified;
+    for (const auto& [file, expected] : manifest.at("files").items()) {
+        if (!file.starts_with(beginning)) continue;
+        verify_file(directory / file, expected);
+        ++verified.files;
+        verified.bytes += expected.at("bytes").get<std::uint64_t>();
+    }
+    return verified;
+}
+
+// The tensors of a checkpoint, by its manifest, the files of checksums and the headers. The blocks of files are
+// verified when they are read; the files of version 2 are read here to verify them.
+StoredTensors tensors_of(const fs::path& directory, const Json& manifest, bool with_state) {
+    StoredTensors stored(directory);
+    if (manifest.at("version") == older_version) {
+        for (const auto& [name, prefix] : {std::pair(model_file, ""), {optimizer_file, older_state_prefix}}) {
+            if (name == optimizer_file && !with_state) continue;
+            verify_file(directory / name, manifest.at("files").at(name));
+            stored.add(directory / name, {}, prefix);
+        }
+    } else {
+        verify_files(directory, manifest, checksums_prefix);
+        for (const auto& [of_rank, sealed] : manifest.at("files").items()) {
+            if (!of_rank.starts_with(checksums_prefix)) continue;
+            const Json checksums = Json::parse(read_file(directory / of_rank));
+            if (checksums.at("block_bytes") != checksum_block)
+                user_error("{}: its blocks are not those of this program", (directory / of_rank).string());
+            for (const auto& [name, file] : checksums.at("files").items()) {
+                if (name.starts_with(state_files_prefix) && !with_state) continue;
+                const std::uint64_t bytes = file.at("bytes");
+                require_size(directory / name, bytes);
+                std::vector<std::string> blocks = file.at("blocks");
+                if (blocks.size() != (bytes + checksum_block - 1) / checksum_block)
+                    user_error("{}: {} has another number of blocks", (directory / of_rank).string(), name);
+                stored.add(directory / name, std::move(blocks));
+            }
+        }
+    }
+    stored.require_whole();
+    return stored;
+}
+
+StoredTensors tensors_of(const fs::path& directory, bool with_state) {
     const Json manifest = read_manifest(directory);
     try {
-        for (const char* file : {model_file, optimizer_file})
-            static_cast<void>(manifest.at("files").at(file));
-        for (const auto& [file, expected] : manifest.at("files").items()) {
-            if (file.starts_with(beginning) && (file != optimizer_file || with_state))
-                verify_file(directory / file, expected);
-        }
+        return tensors_of(directory, manifest, with_state);
     } catch (const Json::exception&) {
         refuse_manifest(directory / manifest_file);
+    } catch (const UserError& fault) {
+        if (std::string_view(fault.what()).starts_with(damage_prefix)) throw;
+        user_error("{}{}", damage_prefix, fault.what());
     }
 }
-
-}  // namespace
-
-bool is_checkpoint_name(std::string_view name) {
-    if (name.ends_with(partial_suffix)) name.remove_suffix(partial_suffix.size());
-    return step_of_name(std::string(name)).has_value();
-}
-
-namespace {
 
 Json to_json(const std::optional<LossScale>& state) {
     if (!state) return nullptr;
@@ -157,15 +178,14 @@ std::optional<Fp8History> fp8_history_in(const Json& manifest) {
     return Fp8History{found->at("amax"), found->at("seen")};
 }
 
-void write_checkpoint(const fs::path& folder, const std::string& run, const std::string& lineage,
-                      const Progress& progress, const Json& configuration, const std::string& data,
-                      const std::string& device_choices, const ParameterStore& store, UnitTransfer& transfer,
-                      const TokenizerFiles& tokenizer, const std::optional<Validation>& validation) {
-    if (transfer.is_root()) make_directory(folder);
-    save_weights(folder / model_file, store, transfer, true);
-    save_state(folder / optimizer_file, store, transfer, true);
-    if (!transfer.is_root()) return;
+Json describe_file(const fs::path& path) {
+    return {{"bytes", fs::file_size(path)}, {"xxh3_128", checksum(path)}};
+}
 
+// The manifest without its files and its checksum.
+Json describe(const std::string& run, const std::string& lineage, const Progress& progress,
+              const Json& configuration, const std::string& data, const std::string& device_choices,
+              const std::optional<Validation>& validation) {
     const auto now = std::chrono::system_clock::now().time_since_epoch();
     Json manifest = {
         {"format", format},
@@ -184,8 +204,19 @@ void write_checkpoint(const fs::path& folder, const std::string& run, const std:
         {"device_choices", device_choices},
     };
     if (validation) manifest["validation"] = {{"loss", validation->loss}, {"windows", validation->windows}};
-    manifest["files"] = {{model_file, describe_file(folder / model_file)},
-                         {optimizer_file, describe_file(folder / optimizer_file)}};
+    return manifest;
+}
+
+// Writes what rank 0 alone writes, when all ranks have written their files, and gives the folder its name.
+void finish_checkpoint(const fs::path& folder, const fs::path& final_name, Json manifest,
+                       std::span<const SealedFile> sealed, const TokenizerFiles& tokenizer) {
+    manifest["files"] = Json::object();
+    for (std::size_t rank = 0; rank < sealed.size(); ++rank) {
+        const SealedFile& file = sealed[rank];
+        if (file.bytes == 0) continue;
+        manifest["files"][checksums_name(static_cast<int>(rank))] = {
+            {"bytes", file.bytes}, {"xxh3_128", std::string(file.checksum.begin(), file.checksum.end())}};
+    }
     if (!tokenizer.empty()) {
         write_tokenizer_files(folder / tokenizer_folder, tokenizer);
         for (const auto& [name, text] : tokenizer) {
@@ -195,38 +226,69 @@ void write_checkpoint(const fs::path& folder, const std::string& run, const std:
         sync_directory(folder / tokenizer_folder);
     }
     manifest[own_checksum] = checksum_of_text(manifest.dump());
-    write_file(folder / manifest_file, manifest.dump(2) + "\n");
+    write_file(folder / manifest_file, text_of(manifest));
     sync_directory(folder);
+    replace_directory(folder, final_name);
 }
+
+// Reads what ranks keep. Where a read brings all of a unit's offloaded parameters to the device, it reads them once.
+class KeptReader {
+  public:
+    explicit KeptReader(const ParameterStore& store) : store_(store) {}
+
+    void operator()(int unit, Kept kept, const ElementRange& run, std::span<float> values) {
+        if (!store_.reads_offloaded_parameters(unit, kept)) return store_.read(unit, kept, run, values);
+        if (unit != unit_) {
+            all_.resize(static_cast<std::size_t>(store_.updated(unit).size()));
+            store_.read(unit, kept, all_);
+            unit_ = unit;
+        }
+        std::copy_n(all_.begin() + run.begin, run.size(), values.begin());
+    }
+
+  private:
+    const ParameterStore& store_;
+    int unit_ = -1;
+    std::vector<float> all_;
+};
 
 }  // namespace
 
 fs::path save_checkpoint(const fs::path& out_dir, const std::string& run, const std::string& lineage,
                          const Progress& progress, const Json& configuration, const std::string& data,
                          const std::string& device_choices, const ParameterStore& store,
-                         UnitTransfer& transfer, const TokenizerFiles& tokenizer,
+                         const UnitTransfer& transfer, const TokenizerFiles& tokenizer,
                          const std::optional<Validation>& validation) {
-    fs::path final_name = out_dir / name_of_step(progress.step);
+    Communicator& world = transfer.world();
+    // The folder of rank 0: it may have chosen the name of a new run's folder.
+    const fs::path final_name =
+        text_of_root(world, [&] { return (out_dir / checkpoint_name(progress.step)).string(); });
     fs::path partial = final_name;
     partial += partial_suffix;
-    const auto write = [&] {
-        write_checkpoint(partial, run, lineage, progress, configuration, data, device_choices, store,
-                         transfer, tokenizer, validation);
-    };
-    if (!transfer.is_root()) {
-        write();
-        return final_name;
-    }
+    const std::vector<OwnFile> files =
+        plan_own_files(store, ModelPlaces(transfer.mesh(), transfer.parts()), world.rank());
+    const bool is_root = world.rank() == 0;
     std::error_code ignored;
-    fs::remove_all(partial, ignored);  // left by an interrupted save
     try {
-        write();
+        together(world, [&] {
+            if (!is_root) return;
+            fs::remove_all(partial, ignored);  // left by an interrupted save
+            make_directory(partial);
+        });
+        SealedFile own;
+        together(world, [&] { own = write_own_files(partial, world.rank(), files, KeptReader(store)); });
+        const std::vector<SealedFile> sealed = values_of_ranks(world, own);
+        together(world, [&] {
+            if (!is_root) return;
+            finish_checkpoint(
+                partial, final_name,
+                describe(run, lineage, progress, configuration, data, device_choices, validation), sealed,
+                tokenizer);
+        });
     } catch (const UserError&) {
-        fs::remove_all(partial, ignored);
+        if (is_root) fs::remove_all(partial, ignored);
         throw;
     }
-    replace_directory(partial, final_name);
-    sync_directory(out_dir);
     return final_name;
 }
 
@@ -235,6 +297,7 @@ CheckpointInfo read_checkpoint(const fs::path& directory) {
     try {
         CheckpointInfo info{
             .directory = directory,
+            .version = manifest.at("version"),
             .run = manifest.at("run"),
             .lineage = manifest.at("lineage"),
             .progress = {.step = manifest.at("step"),
@@ -255,148 +318,62 @@ CheckpointInfo read_checkpoint(const fs::path& directory) {
     }
 }
 
-void sort_newest_first(std::vector<CheckpointInfo>& checkpoints) {
-    std::ranges::stable_sort(checkpoints, std::ranges::greater(),
-                             [](const CheckpointInfo& checkpoint) { return checkpoint.progress.step; });
-    std::map<std::string, std::int64_t> ends;  // by run: the time of its last step, which comes first
-    for (const CheckpointInfo& checkpoint : checkpoints) ends.emplace(checkpoint.run, checkpoint.saved_at);
-    std::ranges::stable_sort(checkpoints, std::ranges::greater(), [&](const CheckpointInfo& checkpoint) {
-        return std::pair(ends.at(checkpoint.run), checkpoint.run);
-    });
-}
-
-std::optional<CheckpointInfo> newest_checkpoint(const fs::path& out_dir,
-                                                const std::optional<std::string>& run) {
-    std::vector<CheckpointInfo> found;
-    std::int64_t last_readable = -1;            // the latest step of a readable checkpoint of any run
-    std::map<std::int64_t, UserError> damaged;  // by step
-    std::error_code error, ignored;
-    if (!fs::is_directory(out_dir, error)) return std::nullopt;
-    for (fs::directory_iterator entries(out_dir, error); !error && entries != fs::directory_iterator();
-         entries.increment(error)) {
-        const fs::directory_entry& entry = *entries;
-        const auto step = step_of_name(entry.path().filename().string());
-        if (!step || !entry.is_directory(ignored)) continue;
-        try {
-            CheckpointInfo checkpoint = read_checkpoint(entry.path());
-            last_readable = std::max(last_readable, *step);
-            if (!run || checkpoint.run == *run) found.push_back(std::move(checkpoint));
-        } catch (const UserError& fault) {
-            damaged.emplace(*step, fault);
-        }
-    }
-    if (error) user_error("cannot read {}: {}", out_dir.string(), error.message());
-    // A damaged checkpoint is ignored if a readable one of a later step exists.
-    if (!damaged.empty() && last_readable < damaged.rbegin()->first)
-        throw UserError(damaged.rbegin()->second);
-    sort_newest_first(found);
-    return found.empty() ? std::nullopt : std::optional(std::move(found.front()));
-}
-
-std::vector<CheckpointInfo> readable_checkpoints(const fs::path& out_dir) {
-    std::vector<CheckpointInfo> found;
-    std::error_code error;
-    for (fs::directory_iterator entries(out_dir, error); !error && entries != fs::directory_iterator();
-         entries.increment(error)) {
-        try {
-            if (step_of_name(entries->path().filename().string()))
-                found.push_back(read_checkpoint(entries->path()));
-        } catch (const UserError&) {
-            // Not a readable checkpoint.
-        }
-    }
-    sort_newest_first(found);
-    return found;
-}
-
-std::optional<CheckpointInfo> newest_whole(const std::vector<CheckpointInfo>& checkpoints) {
-    for (const CheckpointInfo& checkpoint : checkpoints) {
-        try {
-            verify_files(checkpoint.directory, true);
-            return checkpoint;
-        } catch (const UserError&) {
-            // Damaged: try the next one.
-        }
-    }
-    return std::nullopt;
-}
-
-void remove_checkpoints(const std::filesystem::path& directory, const std::filesystem::path& kept) {
-    std::error_code error;
-    std::vector<std::filesystem::path> old;
-    for (std::filesystem::directory_iterator entries(directory, error);
-         !error && entries != std::filesystem::directory_iterator(); entries.increment(error)) {
-        if (is_checkpoint_name(entries->path().filename().string()) && entries->path() != kept)
-            old.push_back(entries->path());
-    }
-    for (const std::filesystem::path& path : old) std::filesystem::remove_all(path, error);
-}
-
 fs::path tokenizer_in(const CheckpointInfo& checkpoint) {
     std::error_code ignored;
     if (!fs::exists(checkpoint.directory, ignored)) return {};  // it is gone; loading the weights says so
-    verify_files(checkpoint.directory, false, std::string(tokenizer_folder) + "/");
+    const Json manifest = read_manifest(checkpoint.directory);
+    try {
+        verify_files(checkpoint.directory, manifest, std::string(tokenizer_folder) + "/");
+    } catch (const Json::exception&) {
+        refuse_manifest(checkpoint.directory / manifest_file);
+    }
     const fs::path folder = checkpoint.directory / tokenizer_folder;
     return fs::is_directory(folder, ignored) ? folder : fs::path();
 }
 
-std::filesystem::path weights_in(const std::filesystem::path& path) {
+StoredTensors find_weights(const fs::path& path) {
     std::error_code ignored;
-    return std::filesystem::is_directory(path, ignored) && !is_model_folder(path) ? path / model_file : path;
+    return fs::exists(path / manifest_file, ignored) ? tensors_of(path, false) : find_tensors(path);
 }
 
-void load_checkpoint(const CheckpointInfo& checkpoint, ParameterStore& store, UnitTransfer& transfer,
-                     bool with_state) {
-    if (transfer.is_root()) verify_files(checkpoint.directory, with_state);
-    load_weights(checkpoint.directory / model_file, store, transfer);
-    if (with_state) load_state(checkpoint.directory / optimizer_file, store, transfer);
-}
-
-namespace {
-
-namespace fs = std::filesystem;
-
-fs::path record_file(const fs::path& out_dir) { return out_dir / "run.json"; }
-
-}  // namespace
-
-std::string new_run_identity() {
-    std::random_device random;
-    return fmt::format("{:08x}{:08x}", random(), random());
-}
-
-std::optional<RunRecord> read_last_run(const fs::path& out_dir) {
-    const fs::path file = record_file(out_dir);
+bool has_weights(const fs::path& directory) {
     std::error_code error;
-    if (fs::status(file, error).type() == fs::file_type::not_found) return std::nullopt;
-    try {
-        const auto json = nlohmann::json::parse(read_file(file));
-        const fs::path began_from = json.at("began_from").get<std::string>();
-        // For a checkpoint next to this file the name is enough, because the directory may have been moved.
-        return RunRecord{.identity = json.at("run").get<std::string>(),
-                         .began_from = began_from.empty() ? began_from : out_dir / began_from,
-                         .branched_from = json.value("branched_from", "")};
-    } catch (const nlohmann::json::exception&) {
-        user_error("{} is damaged; remove it, and --resume takes the checkpoint that was saved last",
-                   file.string());
+    for (fs::directory_iterator entries(directory, error); !error && entries != fs::directory_iterator();
+         entries.increment(error)) {
+        const std::string name = entries->path().filename().string();
+        if (name == model_file || name.starts_with(weights_prefix)) return true;
     }
+    return false;
 }
 
-void write_last_run(const fs::path& out_dir, const RunRecord& run) {
-    fs::path from = run.began_from;
-    if (!from.empty()) {
-        from = plain_path(from);
-        // Links may lead to the same folder. The checkpoint itself may be a link to another disk.
-        std::error_code ignored;
-        const fs::path here = fs::weakly_canonical(from.parent_path(), ignored)
-                                  .lexically_relative(fs::weakly_canonical(plain_path(out_dir), ignored));
-        if (!here.empty() && *here.begin() != "..") from = (here / from.filename()).lexically_normal();
+void load_checkpoint(const CheckpointInfo& checkpoint, ParameterStore& store, const UnitTransfer& transfer,
+                     bool with_state) {
+    load_stored([&] { return tensors_of(checkpoint.directory, with_state); }, store, transfer, with_state,
+                checkpoint.version == older_version);
+}
+
+VerifiedCheckpoint verify_checkpoint(const fs::path& directory) {
+    const Json manifest = read_manifest(directory);
+    try {
+        VerifiedCheckpoint verified = verify_files(directory, manifest, "");
+        verified.step = manifest.at("step");
+        const StoredTensors stored = tensors_of(directory, manifest, true);
+        std::vector<std::byte> bytes;
+        for (const StoredFile& file : stored.files()) {
+            if (file.checksums.empty()) continue;  // verified above
+            const InputFile input(file.path);
+            for (std::uint64_t begin = 0; begin < file.bytes; begin += checksum_block) {
+                bytes.resize(std::min(checksum_block, file.bytes - begin));
+                input.read_at(begin, bytes);
+                require_checksum(file, begin, bytes);
+            }
+            ++verified.files;
+            verified.bytes += file.bytes;
+        }
+        return verified;
+    } catch (const Json::exception&) {
+        refuse_manifest(directory / manifest_file);
     }
-    const nlohmann::ordered_json json = {
-        {"run", run.identity},
-        {"began_from", from.string()},
-        {"branched_from", run.branched_from.empty() ? "" : plain_path(run.branched_from).string()}};
-    replace_file(record_file(out_dir), json.dump() + "\n");
 }
 
 }  // namespace llmc

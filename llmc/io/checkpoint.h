@@ -2,25 +2,28 @@
 // whole.
 //
 //   checkpoint-00000200/
-//     model.safetensors      the master weights, as an export
-//     optimizer.safetensors  the optimizer's state
-//     tokenizer/             the files of the model's tokenizer, if it has one
-//     manifest.json          step, samples consumed, configuration, each file's size and checksum, and the
-//                            manifest's own checksum
+//     weights-00000-1.safetensors, state-00000-1.safetensors, ...
+//                         master weights and the optimizer's state, in the files of each rank (own_files.h)
+//     checksums-00000.json, ...
+//                         the checksums of a rank's files
+//     tokenizer/          the files of the model's tokenizer, if it has one
+//     manifest.json       step, samples consumed, configuration, the checksums of the two above, and the
+//                         manifest's own checksum
 //
-// It is written under another name, fsynced, and renamed. Its contents do not depend on the number of
-// processes.
+// Each rank writes what it has under another name of the directory, all is fsynced, and the directory is renamed. Any
+// mesh can load it. Checkpoints of version 2, with model.safetensors and optimizer.safetensors, can be loaded too.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "llmc/device/device.h"
+#include "llmc/io/stored_tensors.h"
 #include "llmc/io/tokenizer_folder.h"
 #include "llmc/parallel/zero/parameter_store.h"
 #include "llmc/parallel/zero/unit_transfer.h"
@@ -61,18 +64,19 @@ struct Validation {
 
 // Writes <out_dir>/checkpoint-<step> and returns its path; an existing one is replaced. `run` is the identity
 // of this run (RunRecord below). `lineage` is the identity of the first run in the chain of resumed runs.
-// `data` describes the data of the run as JSON. `validation` is of the same step. All ranks call it; the
-// transfer's root writes.
+// `data` describes the data of the run as JSON. `validation` is of the same step. All ranks call it. UserError on all
+// of them if one cannot write; earlier checkpoints then stay.
 std::filesystem::path save_checkpoint(const std::filesystem::path& out_dir, const std::string& run,
                                       const std::string& lineage, const Progress& progress,
                                       const nlohmann::ordered_json& configuration, const std::string& data,
                                       const std::string& device_choices, const ParameterStore& store,
-                                      UnitTransfer& transfer, const TokenizerFiles& tokenizer = {},
+                                      const UnitTransfer& transfer, const TokenizerFiles& tokenizer = {},
                                       const std::optional<Validation>& validation = {});
 
 // The contents of a checkpoint's manifest.
 struct CheckpointInfo {
     std::filesystem::path directory;
+    int version = 0;
     std::string run, lineage;
     Progress progress;
     std::string configuration;   // as JSON
@@ -82,6 +86,9 @@ struct CheckpointInfo {
     std::optional<Validation> validation{};
 };
 
+// The name of a step's checkpoint, and its ending until it is finished. Other names in a directory belong to the user.
+std::string checkpoint_name(std::int64_t step);
+inline constexpr std::string_view partial_suffix = ".partial";
 // Whether a file's name is that of a checkpoint, finished or not.
 bool is_checkpoint_name(std::string_view name);
 
@@ -100,10 +107,17 @@ CheckpointInfo read_checkpoint(const std::filesystem::path& directory);
 // clock may be set back. The times of their last steps tell the order of starts.
 void sort_newest_first(std::vector<CheckpointInfo>& checkpoints);
 
-// The newest checkpoint of `out_dir`, only among those of `run` if it is given. Empty if there
-// is none. UserError if the checkpoint of the last step is damaged.
+// The errors of damaged checkpoints, by their folders (plain_path). Each begins so.
+using Damages = std::map<std::string, std::string>;
+inline constexpr std::string_view damage_prefix = "the checkpoint is damaged: ";
+
+// The newest checkpoint of `out_dir`, only among those of `run` if it is given. Those of `damages`, and those whose
+// manifests cannot be read, are passed over. Empty if there is none. UserError if all are damaged.
 std::optional<CheckpointInfo> newest_checkpoint(const std::filesystem::path& out_dir,
-                                                const std::optional<std::string>& run);
+                                                const std::optional<std::string>& run,
+                                                const Damages& damages = {});
+// The error of the newest checkpoint of a later step that is passed over; empty if there is none.
+std::string damage_after(const std::filesystem::path& out_dir, std::int64_t step, const Damages& damages);
 
 // The checkpoints of a directory whose manifests can be read, the newest first.
 std::vector<CheckpointInfo> readable_checkpoints(const std::filesystem::path& out_dir);
@@ -117,15 +131,22 @@ std::optional<CheckpointInfo> newest_whole(const std::vector<CheckpointInfo>& ch
 // The folder with the tokenizer of a checkpoint; empty if it has none. UserError if a file of it is damaged.
 std::filesystem::path tokenizer_in(const CheckpointInfo& checkpoint);
 
-// The file with the weights of a checkpoint, if the path is that of one; else the path itself, of a file or of a
-// folder in Hugging Face's format.
-std::filesystem::path weights_in(const std::filesystem::path& path);
+// The weights of a checkpoint, if the path is that of one; else those of a file or of another folder (find_tensors).
+StoredTensors find_weights(const std::filesystem::path& path);
+// Whether a directory has files of a checkpoint's weights.
+bool has_weights(const std::filesystem::path& directory);
 
-// Verifies the sizes and checksums of the files that it reads. Loads the weights, and the optimizer's state too if
-// `with_state`.
-// UserError names a damaged file or one of another model. All ranks call it; the transfer's root reads.
-void load_checkpoint(const CheckpointInfo& checkpoint, ParameterStore& store, UnitTransfer& transfer,
+// Loads the weights, and the optimizer's state too if `with_state`, and verifies the checksums of all files that it
+// reads. UserError names a damaged file or one of another model. All ranks call it, and all get the same error.
+void load_checkpoint(const CheckpointInfo& checkpoint, ParameterStore& store, const UnitTransfer& transfer,
                      bool with_state = true);
+
+// Reads all files of a checkpoint. UserError names one that is damaged, or tensors that are not whole.
+struct VerifiedCheckpoint {
+    std::int64_t step = 0, files = 0;
+    std::uint64_t bytes = 0;
+};
+VerifiedCheckpoint verify_checkpoint(const std::filesystem::path& directory);
 
 // The last run of a directory of results. Every start of the program is a run of its own, which records the
 // checkpoint it began from. With this record, --resume takes neither the checkpoint of an earlier run in the

@@ -16,6 +16,7 @@
 #include <memory>
 #include <sstream>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "llmc/core/error.h"
@@ -62,15 +63,66 @@ std::string hexadecimal(const XXH128_hash_t& hash) {
 
 }  // namespace
 
-void write_file(const fs::path& path, std::string_view text) {
-    // Without O_NONBLOCK, opening a named pipe would wait for its reader.
-    const Descriptor file("write", path, O_WRONLY | O_CREAT | O_TRUNC | O_NONBLOCK);
-    while (!text.empty()) {
-        const ssize_t written = write(file.value, text.data(), text.size());
-        if (written < 0) fail("write", path, errno);
-        text.remove_prefix(static_cast<std::size_t>(written));
+OutputFile::OutputFile(const fs::path& path, const fs::path& named)
+    : named_(named.empty() ? path : named),
+      // Without O_NONBLOCK, opening a named pipe would wait for its reader.
+      file_(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NONBLOCK | O_CLOEXEC, 0644)) {
+    if (file_ < 0) fail("write", named_, errno);
+}
+
+OutputFile::~OutputFile() {
+    if (file_ >= 0) ::close(file_);
+}
+
+void OutputFile::write(std::span<const std::byte> bytes) {
+    while (!bytes.empty()) {
+        const ssize_t written = ::write(file_, bytes.data(), bytes.size());
+        if (written < 0 && errno == EINTR) continue;
+        if (written < 0) fail("write", named_, errno);
+        bytes = bytes.subspan(static_cast<std::size_t>(written));
     }
-    if (fsync(file.value) != 0) fail("write", path, errno);
+}
+
+void OutputFile::sync() const {
+    if (fsync(file_) != 0) fail("write", named_, errno);
+}
+
+void OutputFile::close() {
+    if (::close(std::exchange(file_, -1)) != 0) fail("write", named_, errno);
+}
+
+InputFile::InputFile(const fs::path& path)
+    // Without O_NONBLOCK, opening a named pipe would wait for its writer.
+    : path_(path), file_(open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC)) {
+    if (file_ < 0) fail("open", path, errno);
+    struct stat status {};
+    if (fstat(file_, &status) != 0) {
+        const int reason = errno;
+        ::close(file_);
+        fail("read", path, reason);
+    }
+    is_regular_ = S_ISREG(status.st_mode);
+    bytes_ = static_cast<std::uint64_t>(status.st_size);
+}
+
+InputFile::~InputFile() { ::close(file_); }
+
+void InputFile::read_at(std::uint64_t position, std::span<std::byte> out) const {
+    while (!out.empty()) {
+        const ssize_t count = pread(file_, out.data(), out.size(), static_cast<off_t>(position));
+        if (count < 0 && errno == EINTR) continue;
+        if (count < 0) fail("read", path_, errno);
+        if (count == 0) user_error("cannot read {}: it ends early, at byte {}", path_.string(), position);
+        out = out.subspan(static_cast<std::size_t>(count));
+        position += static_cast<std::uint64_t>(count);
+    }
+}
+
+void write_file(const fs::path& path, std::string_view text) {
+    OutputFile file(path);
+    file.write(text);
+    file.sync();
+    file.close();
 }
 
 void replace_file(const fs::path& path, std::string_view text, std::string_view ending) {
@@ -128,6 +180,36 @@ std::string checksum_of_text(std::string_view text) {
     return hexadecimal(XXH3_128bits(text.data(), text.size()));
 }
 
+struct BlockChecksums::State {
+    std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> hash{XXH3_createState(), XXH3_freeState};
+};
+
+BlockChecksums::BlockChecksums() : state_(std::make_unique<State>()) {
+    XXH3_128bits_reset(state_->hash.get());
+}
+BlockChecksums::~BlockChecksums() = default;
+
+void BlockChecksums::add(std::span<const std::byte> bytes) {
+    while (!bytes.empty()) {
+        const std::size_t count = std::min<std::uint64_t>(bytes.size(), checksum_block - in_block_);
+        XXH3_128bits_update(state_->hash.get(), bytes.data(), count);
+        bytes = bytes.subspan(count);
+        in_block_ += count;
+        if (in_block_ == checksum_block) end_block();
+    }
+}
+
+void BlockChecksums::end_block() {
+    blocks_.push_back(hexadecimal(XXH3_128bits_digest(state_->hash.get())));
+    XXH3_128bits_reset(state_->hash.get());
+    in_block_ = 0;
+}
+
+std::vector<std::string> BlockChecksums::finish() {
+    if (in_block_ > 0) end_block();
+    return std::move(blocks_);
+}
+
 namespace {
 
 // The existing part of a path: the path itself, or its nearest existing parent.
@@ -168,17 +250,24 @@ void require_writable_directory(const fs::path& path) {
         error != std::errc::not_a_directory) {
         fail("write", path, error.value());  // too long a name, a link to itself
     }
-    const fs::path part = existing_part(path.empty() ? fs::path(".") : path);
     // Creating and removing a directory tests permissions, a read-only file system and a full disk.
-    std::string probe = (part / ".train_gpt-XXXXXX").string();
-    if (mkdtemp(probe.data()) == nullptr) {
+    const FolderToken probe(path);
+}
+
+FolderToken::FolderToken(const fs::path& directory) {
+    const fs::path named = directory.empty() ? fs::path(".") : directory, part = existing_part(named);
+    std::string made = (part / ".train_gpt-XXXXXX").string();
+    if (mkdtemp(made.data()) == nullptr) {
         const int reason = errno;
         if (reason == ENOTDIR)
-            user_error("cannot write {}: {} is not a directory", path.string(), part.string());
+            user_error("cannot write {}: {} is not a directory", named.string(), part.string());
         fail("create files in", part, reason);
     }
-    rmdir(probe.c_str());
+    path_ = made;
+    place_ = path_.lexically_relative(plain_path(named));
 }
+
+FolderToken::~FolderToken() { rmdir(path_.c_str()); }
 
 void require_writable_file(const fs::path& path) {
     std::error_code error;
@@ -241,18 +330,28 @@ void make_directory(const fs::path& path) {
 
 void replace_directory(const fs::path& from, const fs::path& to) {
     std::error_code error;
+    const fs::path parent = to.parent_path();
     if (fs::exists(to)) {
         // Exchanges the two names atomically; `from` is then the old directory.
-        if (renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) == 0) {
-            fs::remove_all(from, error);
-            return;
+        fs::path old = from;
+        if (renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) != 0) {
+            // Not every file system supports this. The old directory has another name until the new one is in its
+            // place.
+            old = to;
+            old += replaced_suffix;
+            fs::remove_all(old, error);
+            fs::rename(to, old, error);
+            if (error) fail("replace", to, error.value());
+            fs::rename(from, to, error);
+            if (error) fail("rename", from, error.value());
         }
-        // Not every file system supports this.
-        fs::remove_all(to, error);
-        if (error) fail("replace", to, error.value());
+        sync_directory(parent);
+        fs::remove_all(old, error);
+        return;
     }
     fs::rename(from, to, error);
     if (error) fail("rename", from, error.value());
+    sync_directory(parent);
 }
 
 }  // namespace llmc

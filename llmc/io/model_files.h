@@ -10,12 +10,13 @@
 #include <vector>
 
 #include "llmc/io/safetensors.h"
+#include "llmc/io/stored_tensors.h"
 #include "llmc/parallel/zero/parameter_store.h"
 #include "llmc/parallel/zero/unit_transfer.h"
 
 namespace llmc {
 
-// All ranks save and load; only the root of the transfer has the file.
+// All ranks save and load. Only the root of the transfer writes an export.
 
 // Saves what ranks keep of every unit: Kept::master or ::gradients, fp32. With `sync`, the root returns only when
 // the file is on the storage device.
@@ -37,19 +38,19 @@ struct CheckedWeights {
     std::vector<std::string> notes;  // for the user
     DType dtype;                     // bf16 or fp16 if all the model's tensors have it, else fp32
 };
-// Checks the names and shapes of the file's tensors against a model with these units. Reads only the header.
-// UserError if the file is not a safetensors file or does not match.
-CheckedWeights check_weights(const std::filesystem::path& path, const Outline& outline,
+// Checks the names and shapes of the stored tensors against a model with these units. UserError if they do not match.
+CheckedWeights check_weights(const StoredTensors& stored, const Outline& outline,
                              std::span<const UnitLayout> units);
 
 // Loads weights from F32, F16, BF16 or F64 tensors, with or without the prefix "transformer." and those of
 // PyTorch's wrappers. Attention masks ("h.0.attn.bias") are ignored. UserError if a tensor is missing, has
-// another shape, is not of this model or holds a value that is not finite.
-void load_weights(const std::filesystem::path& path, ParameterStore& store, UnitTransfer& transfer);
+// another shape, is not of this model or holds a value that is not finite. `with_state`: the optimizer's state as well,
+// by its names in checkpoints (state_name); with `mends` it is corrected (Optimizer::mend). All ranks call it; rank 0
+// finds the tensors.
+void load_stored(const std::function<StoredTensors()>& find, ParameterStore& store,
+                 const UnitTransfer& transfer, bool with_state = false, bool mends = false);
 
-// The optimizer's state, as "<tensor>.<StateTensor::name>", in the shapes of the weights.
-void save_state(const std::filesystem::path& file, const ParameterStore& store, UnitTransfer& transfer,
-                bool sync);
-void load_state(const std::filesystem::path& file, const ParameterStore& store, UnitTransfer& transfer);
+// The weights of a file or folder (find_tensors).
+void load_weights(const std::filesystem::path& path, ParameterStore& store, const UnitTransfer& transfer);
 
 }  // namespace llmc

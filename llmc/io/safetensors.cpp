@@ -1,14 +1,9 @@
 // Reads and writes the safetensors format (safetensors.h).
 #include "llmc/io/safetensors.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cerrno>
 #include <cstring>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -29,18 +24,6 @@ static_assert(std::endian::native == std::endian::little, "the format's numbers 
 
 // The format's own limit, so that a damaged length does not request all memory.
 constexpr std::uint64_t largest_header = 100'000'000;
-
-// Bytes per element of the format's dtypes; 0 for an unknown name.
-std::uint64_t element_bytes(std::string_view dtype) {
-    static const std::map<std::string_view, std::uint64_t> sizes = {
-        {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1},
-        {"U16", 2},  {"I16", 2}, {"F16", 2}, {"BF16", 2},    {"U32", 4},
-        {"I32", 4},  {"F32", 4}, {"U64", 8}, {"I64", 8},     {"F64", 8}};
-    const auto found = sizes.find(dtype);
-    return found == sizes.end() ? 0 : found->second;
-}
-
-std::string reason() { return std::generic_category().message(errno); }
 
 std::string count(std::uint64_t bytes) { return plural(static_cast<std::int64_t>(bytes), "byte"); }
 
@@ -133,6 +116,24 @@ Parsed parse_entry(const std::string& name, const json& value) {
 
 }  // namespace
 
+std::uint64_t element_bytes(std::string_view dtype) {
+    static const std::map<std::string_view, std::uint64_t> sizes = {
+        {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1},
+        {"U16", 2},  {"I16", 2}, {"F16", 2}, {"BF16", 2},    {"U32", 4},
+        {"I32", 4},  {"F32", 4}, {"U64", 8}, {"I64", 8},     {"F64", 8}};
+    const auto found = sizes.find(dtype);
+    return found == sizes.end() ? 0 : found->second;
+}
+
+bool is_number_dtype(std::string_view dtype) {
+    constexpr std::array<std::string_view, 4> numbers = {"F64", "F32", "F16", "BF16"};
+    return std::ranges::find(numbers, dtype) != numbers.end();
+}
+
+void to_floats(std::string_view dtype, std::span<const std::byte> bytes, std::span<float> out) {
+    convert(dtype, bytes, out);
+}
+
 std::string in_quotes(const std::string& text) {
     const std::string line = json(text).dump(-1, ' ', true, json::error_handler_t::replace);
     return line.size() <= 100 ? line : line.substr(0, 100) + "...\"";
@@ -144,43 +145,29 @@ std::uint64_t SafetensorsEntry::bytes() const {
 
 // ---- reading
 
-SafetensorsReader::SafetensorsReader(const std::filesystem::path& path)
-    : path_(path.string()), file_(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
-    // (Without O_NONBLOCK, opening a named pipe would wait for its writer.)
-    if (file_ < 0) user_error("cannot open {}: {}", path_, reason());
-    try {
-        struct stat status {};
-        if (fstat(file_, &status) != 0) user_error("cannot read {}: {}", path_, reason());
-        if (!S_ISREG(status.st_mode)) user_error("{} is not a file; give a .safetensors file", path_);
-        const auto file_bytes = static_cast<std::uint64_t>(status.st_size);
+SafetensorsReader::SafetensorsReader(const std::filesystem::path& path) : path_(path.string()), file_(path) {
+    if (!file_.is_regular()) user_error("{} is not a file; give a .safetensors file", path_);
+    std::uint64_t header_bytes = 0;
+    if (file_bytes() < sizeof(header_bytes))
+        user_error("{} is not a safetensors file: it has only {}", path_, count(file_bytes()));
+    file_.read_at(0, std::as_writable_bytes(std::span(&header_bytes, 1)));
+    refuse_foreign_file(header_bytes, file_bytes());
+    if (header_bytes > file_bytes() - sizeof(header_bytes))
+        user_error(
+            "{} is truncated or not a safetensors file: its header would have {} bytes, but the file has "
+            "{}",
+            path_, header_bytes, file_bytes());
+    data_begin_ = sizeof(header_bytes) + header_bytes;
 
-        std::uint64_t header_bytes = 0;
-        if (file_bytes < sizeof(header_bytes))
-            user_error("{} is not a safetensors file: it has only {}", path_, count(file_bytes));
-        read_at(0, std::as_writable_bytes(std::span(&header_bytes, 1)));
-        refuse_foreign_file(header_bytes, file_bytes);
-        if (header_bytes > file_bytes - sizeof(header_bytes))
-            user_error(
-                "{} is truncated or not a safetensors file: its header would have {} bytes, but the file has "
-                "{}",
-                path_, header_bytes, file_bytes);
-        data_begin_ = sizeof(header_bytes) + header_bytes;
-
-        std::string header(header_bytes, ' ');
-        read_at(sizeof(header_bytes), std::as_writable_bytes(std::span(header)));
-        parse_header(header, file_bytes - data_begin_);
-    } catch (...) {
-        close(file_);
-        throw;
-    }
+    std::string header(header_bytes, ' ');
+    file_.read_at(sizeof(header_bytes), std::as_writable_bytes(std::span(header)));
+    parse_header(header, file_bytes() - data_begin_);
 }
-
-SafetensorsReader::~SafetensorsReader() { close(file_); }
 
 // The first bytes of most other files would be the length of an absurd header. A header begins with a brace.
 void SafetensorsReader::refuse_foreign_file(std::uint64_t header_bytes, std::uint64_t file_bytes) const {
     std::string beginning(std::min<std::uint64_t>(file_bytes, bytes_to_recognize), ' ');
-    read_at(0, std::as_writable_bytes(std::span(beginning)));
+    file_.read_at(0, std::as_writable_bytes(std::span(beginning)));
     const bool is_absurd = header_bytes > largest_header;
     if (!is_absurd && beginning.substr(sizeof(header_bytes)).starts_with('{')) return;
     const std::string foreign = recognize_foreign_file(beginning);
@@ -262,7 +249,7 @@ void SafetensorsReader::read(std::string_view name, std::span<double> out) const
 void SafetensorsReader::read(std::string_view name, std::span<std::byte> out) const {
     const std::size_t i = find(name);
     check(out.size() == entries_[i].bytes(), "the memory has the size of the tensor");
-    read_at(data_begin_ + offsets_[i], out);
+    file_.read_at(data_begin_ + offsets_[i], out);
 }
 
 template <class T>
@@ -271,7 +258,7 @@ void SafetensorsReader::read_converted(std::string_view name, std::span<T> out) 
     const std::string& dtype = entries_[i].dtype;
     check(out.size() == static_cast<std::size_t>(entries_[i].shape.elements()),
           "the memory has the size of the tensor");
-    if (!std::set<std::string_view>{"F64", "F32", "F16", "BF16"}.contains(dtype))
+    if (!is_number_dtype(dtype))
         user_error("{}: tensor {} has the dtype {}; it must be F64, F32, F16 or BF16", path_,
                    in_quotes(std::string(name)), dtype);
 
@@ -281,33 +268,20 @@ void SafetensorsReader::read_converted(std::string_view name, std::span<T> out) 
     for (std::size_t first = 0; first < out.size(); first += piece_elements) {
         const std::size_t count = std::min(piece_elements, out.size() - first);
         const auto bytes = std::span(piece).first(count * stride);
-        read_at(data_begin_ + offsets_[i] + first * stride, bytes);
+        file_.read_at(data_begin_ + offsets_[i] + first * stride, bytes);
         convert(dtype, bytes, out.subspan(first, count));
-    }
-}
-
-// A file may have been shortened since it was opened. A read reports this; access to a mapping would crash.
-void SafetensorsReader::read_at(std::uint64_t position, std::span<std::byte> out) const {
-    while (!out.empty()) {
-        const ssize_t count = pread(file_, out.data(), out.size(), static_cast<off_t>(position));
-        if (count < 0 && errno == EINTR) continue;
-        if (count < 0) user_error("cannot read {}: {}", path_, reason());
-        if (count == 0) user_error("cannot read {}: it ends early, at byte {}", path_, position);
-        out = out.subspan(static_cast<std::size_t>(count));
-        position += static_cast<std::uint64_t>(count);
     }
 }
 
 // ---- writing
 
-SafetensorsWriter::SafetensorsWriter(std::filesystem::path path, std::vector<SafetensorsEntry> entries,
-                                     const std::map<std::string, std::string>& metadata)
-    : path_(std::move(path)), partial_path_(path_.string() + ".partial"), entries_(std::move(entries)) {
+std::string safetensors_header(std::span<const SafetensorsEntry> entries,
+                               const std::map<std::string, std::string>& metadata) {
     nlohmann::ordered_json header;
     header["__metadata__"] = metadata;
     header["__metadata__"]["format"] = "pt";
     std::uint64_t offset = 0;
-    for (const SafetensorsEntry& entry : entries_) {
+    for (const SafetensorsEntry& entry : entries) {
         check(element_bytes(entry.dtype) > 0, "a tensor that is written has a known dtype");
         check(!header.contains(entry.name), "each tensor has its own name");
         auto sizes = nlohmann::ordered_json::array();
@@ -318,12 +292,22 @@ SafetensorsWriter::SafetensorsWriter(std::filesystem::path path, std::vector<Saf
     }
     std::string text = header.dump();
     text.resize((text.size() + 7) / 8 * 8, ' ');  // aligns the elements in a mapping of the file
-
-    file_.reset(std::fopen(partial_path_.c_str(), "wb"));
-    if (!file_) fail();
     const std::uint64_t length = text.size();
-    write(std::as_bytes(std::span(&length, 1)));
-    write(std::as_bytes(std::span(text)));
+    return std::string(reinterpret_cast<const char*>(&length), sizeof(length)) + text;
+}
+
+SafetensorsWriter::SafetensorsWriter(std::filesystem::path path, std::vector<SafetensorsEntry> entries,
+                                     const std::map<std::string, std::string>& metadata)
+    : path_(std::move(path)), partial_path_(path_.string() + ".partial"), entries_(std::move(entries)) {
+    const std::string header = safetensors_header(entries_, metadata);
+    file_.emplace(partial_path_, path_);
+    try {
+        file_->write(header);
+    } catch (const UserError&) {
+        std::error_code ignored;
+        std::filesystem::remove(partial_path_, ignored);
+        throw;
+    }
     skip_finished();
 }
 
@@ -338,31 +322,20 @@ void SafetensorsWriter::append(std::string_view name, std::span<const std::byte>
     check(current_ < entries_.size() && entries_[current_].name == name,
           "tensors are written in the order of the table");
     check(bytes.size() <= entries_[current_].bytes() - written_, "no more bytes than the tensor has");
-    write(bytes);
+    file_->write(bytes);
     written_ += bytes.size();
     skip_finished();
 }
 
 void SafetensorsWriter::finish(bool sync) {
     check(current_ == entries_.size(), "all tensors are written before a file is finished");
-    if (std::fflush(file_.get()) != 0 || (sync && fsync(fileno(file_.get())) != 0)) fail();
-    if (std::fclose(file_.release()) != 0) fail();
-    if (std::rename(partial_path_.c_str(), path_.c_str()) != 0) fail();
+    if (sync) file_->sync();
+    file_->close();
+    std::error_code error;
+    std::filesystem::rename(partial_path_, path_, error);
+    if (error) user_error("cannot write {}: {}", path_.string(), error.message());
     finished_ = true;
-    if (!sync) return;
-    const std::filesystem::path directory = path_.has_parent_path() ? path_.parent_path() : ".";
-    const int descriptor = open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    const bool synced = descriptor >= 0 && fsync(descriptor) == 0;
-    const int error = errno;
-    if (descriptor >= 0) close(descriptor);
-    errno = error;
-    if (!synced) fail();
-}
-
-void SafetensorsWriter::fail() const { user_error("cannot write {}: {}", path_.string(), reason()); }
-
-void SafetensorsWriter::write(std::span<const std::byte> bytes) {
-    if (std::fwrite(bytes.data(), 1, bytes.size(), file_.get()) != bytes.size()) fail();
+    if (sync) sync_directory(path_.parent_path());
 }
 
 void SafetensorsWriter::skip_finished() {

@@ -12,16 +12,16 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <filesystem>
 #include <map>
-#include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "llmc/core/tensor.h"
+#include "llmc/io/files.h"
 
 namespace llmc {
 
@@ -38,13 +38,22 @@ struct SafetensorsEntry {
     std::uint64_t bytes() const;
 };
 
+// Bytes of an element of this dtype; 0 if the format has none of this name.
+std::uint64_t element_bytes(std::string_view dtype);
+// Whether numbers of this dtype can be read as float, and their conversion. Values beyond float's range become
+// infinite.
+bool is_number_dtype(std::string_view dtype);
+void to_floats(std::string_view dtype, std::span<const std::byte> bytes, std::span<float> out);
+
+// The beginning of a file with these tensors, up to their elements. {"format": "pt"} is added to the metadata, because
+// Hugging Face's loader refuses files without it.
+std::string safetensors_header(std::span<const SafetensorsEntry> entries,
+                               const std::map<std::string, std::string>& metadata = {});
+
 class SafetensorsReader {
   public:
     // Opens the file and checks its whole header. UserError if it cannot be read or is not complete.
     explicit SafetensorsReader(const std::filesystem::path& path);
-    ~SafetensorsReader();
-    SafetensorsReader(const SafetensorsReader&) = delete;
-    SafetensorsReader& operator=(const SafetensorsReader&) = delete;
 
     const std::vector<SafetensorsEntry>& entries() const { return entries_; }  // in the order of their data
     const std::map<std::string, std::string>& metadata() const { return metadata_; }
@@ -52,6 +61,9 @@ class SafetensorsReader {
     bool contains(std::string_view name) const { return index_.contains(name); }
     // UserError if there is no such tensor.
     const SafetensorsEntry& entry(std::string_view name) const;
+    // Where its elements begin in the file, and the size of the file, in bytes.
+    std::uint64_t position(std::string_view name) const { return data_begin_ + offsets_[find(name)]; }
+    std::uint64_t file_bytes() const { return file_.bytes(); }
 
     // Reads the elements of an F64, F32, F16 or BF16 tensor as float or double; `out` must have exactly that
     // size. Values beyond float's range become infinite. UserError for another dtype, or if the file has
@@ -67,10 +79,9 @@ class SafetensorsReader {
     void parse_header(std::string_view header, std::uint64_t data_bytes);
     template <class T>
     void read_converted(std::string_view name, std::span<T> out) const;
-    void read_at(std::uint64_t position, std::span<std::byte> out) const;
 
     std::string path_;
-    int file_ = -1;
+    InputFile file_;
     std::uint64_t data_begin_ = 0;  // position of the first element's first byte in the file
     std::vector<SafetensorsEntry> entries_;
     std::vector<std::uint64_t> offsets_;  // positions of the entries' data, counted from data_begin_
@@ -82,7 +93,6 @@ class SafetensorsReader {
 // their bytes in the order of the table. The file gets the name `path` only when it is whole.
 class SafetensorsWriter {
   public:
-    // {"format": "pt"} is added to the metadata, because Hugging Face's loader refuses files without it.
     // UserError if the file cannot be created.
     SafetensorsWriter(std::filesystem::path path, std::vector<SafetensorsEntry> entries,
                       const std::map<std::string, std::string>& metadata = {});
@@ -99,11 +109,6 @@ class SafetensorsWriter {
     void finish(bool sync = false);
 
   private:
-    struct Close {
-        void operator()(std::FILE* file) const { std::fclose(file); }
-    };
-    [[noreturn]] void fail() const;
-    void write(std::span<const std::byte> bytes);
     void skip_finished();
 
     std::filesystem::path path_;
@@ -111,7 +116,7 @@ class SafetensorsWriter {
     std::vector<SafetensorsEntry> entries_;
     std::size_t current_ = 0;    // entry that the next bytes belong to
     std::uint64_t written_ = 0;  // bytes of that entry written so far
-    std::unique_ptr<std::FILE, Close> file_;
+    std::optional<OutputFile> file_;
     bool finished_ = false;
 };
 

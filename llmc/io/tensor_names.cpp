@@ -6,6 +6,7 @@
 #include <array>
 
 #include "llmc/core/error.h"
+#include "llmc/io/safetensors.h"
 
 namespace llmc {
 
@@ -18,35 +19,35 @@ constexpr std::array wrappers = {Wrapper{"_orig_mod.", "torch.compile"}, Wrapper
 
 }  // namespace
 
-TensorNames::TensorNames(const std::filesystem::path& path, std::span<const SafetensorsEntry> entries,
+TensorNames::TensorNames(const std::filesystem::path& path, std::span<const std::string> names,
                          const std::string& prefix)
-    : path_(path.string()), wrapper_prefix_(find_wrapper_prefix(entries)) {
-    for (const SafetensorsEntry& entry : entries) {
-        std::string_view name = std::string_view(entry.name).substr(wrapper_prefix_.size());
+    : path_(path.string()), wrapper_prefix_(find_wrapper_prefix(names)) {
+    for (const std::string& full : names) {
+        std::string_view name = std::string_view(full).substr(wrapper_prefix_.size());
         if (name.starts_with(prefix)) name.remove_prefix(prefix.size());
-        const auto [other, is_new] = in_file_.emplace(name, entry.name);
+        const auto [other, is_new] = in_file_.emplace(name, full);
         if (!is_new) {
             user_error("{}: {} and {} are both the model's {}; remove one of them from the file", path_,
-                       in_quotes(other->second), in_quotes(entry.name), in_quotes(other->first));
+                       in_quotes(other->second), in_quotes(full), in_quotes(other->first));
         }
     }
 }
 
 // A model may have several wrappers, each with its prefix.
-std::string TensorNames::find_wrapper_prefix(std::span<const SafetensorsEntry> entries) const {
+std::string TensorNames::find_wrapper_prefix(std::span<const std::string> names) const {
     std::string found;
-    for (bool found_more = !entries.empty(); found_more;) {
+    for (bool found_more = !names.empty(); found_more;) {
         found_more = false;
         for (const Wrapper& wrapper : wrappers) {
             const std::string longer = found + std::string(wrapper.prefix);
-            const auto has_it = [&](const SafetensorsEntry& entry) { return entry.name.starts_with(longer); };
-            const auto with = std::ranges::find_if(entries, has_it);
-            if (with == entries.end()) continue;
-            const auto without = std::ranges::find_if_not(entries, has_it);
-            if (without != entries.end()) {
+            const auto has_it = [&](const std::string& name) { return name.starts_with(longer); };
+            const auto with = std::ranges::find_if(names, has_it);
+            if (with == names.end()) continue;
+            const auto without = std::ranges::find_if_not(names, has_it);
+            if (without != names.end()) {
                 user_error(
                     "{}: {} begins with {}, as {} names tensors, but {} does not; remove {} from the names",
-                    path_, in_quotes(with->name), longer, wrapper.name, in_quotes(without->name), longer);
+                    path_, in_quotes(*with), longer, wrapper.name, in_quotes(*without), longer);
             }
             found = longer;
             found_more = true;

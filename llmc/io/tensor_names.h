@@ -10,15 +10,13 @@
 #include <string>
 #include <string_view>
 
-#include "llmc/io/safetensors.h"
-
 namespace llmc {
 
 class TensorNames {
   public:
     // `prefix` is the one that names may have or lack. UserError if two tensors have one name in the model, since
     // either of them could be meant, and if a wrapper's prefix is before some of the names only.
-    TensorNames(const std::filesystem::path& path, std::span<const SafetensorsEntry> entries,
+    TensorNames(const std::filesystem::path& path, std::span<const std::string> names,
                 const std::string& prefix);
 
     // The name in the file of a tensor of the model. Empty if the file has no such tensor.
@@ -31,7 +29,7 @@ class TensorNames {
     std::string note() const;
 
   private:
-    std::string find_wrapper_prefix(std::span<const SafetensorsEntry> entries) const;
+    std::string find_wrapper_prefix(std::span<const std::string> names) const;
 
     std::string path_;
     std::string wrapper_prefix_;  // before all names

@@ -10,10 +10,17 @@
 #include "llmc/train/command_line.h"
 #include "llmc/train/folder_options.h"
 #include "llmc/train/outputs.h"
+#include "llmc/train/resume.h"
 
 namespace llmc {
 
 namespace fs = std::filesystem;
+
+void verify_in_job(Session& session) {
+    if (session.is_rank_zero())
+        naming_option("--verify-checkpoint",
+                      [&] { session.console().text(verified(session.options().verify_checkpoint) + "\n"); });
+}
 
 Checkpointer::Checkpointer(PreparedRun& run) : run_(run) {
     if (run.checkpoint && is_of_run(run.checkpoint->directory, run.out_dir))

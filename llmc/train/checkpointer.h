@@ -11,6 +11,9 @@
 
 namespace llmc {
 
+// --verify-checkpoint: rank 0 reads the checkpoint, and prints a line. UserError if it is damaged.
+void verify_in_job(Session& session);
+
 class Checkpointer {
   public:
     // The run outlives it.

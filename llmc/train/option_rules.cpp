@@ -227,9 +227,11 @@ void check_ranges(const Options& o) {
     if (o.pipeline_timeline && o.pipeline_parallel == 1)
         user_error("--pipeline-timeline needs --pipeline-parallel 2 or more; leave it out");
     const char* prints = nullptr;
-    for (const auto& [is_asked, option] : {std::pair{o.print_model, "--print-model"},
-                                           {o.pipeline_timeline, "--pipeline-timeline"},
-                                           {o.print_step, "--print-step"}}) {
+    for (const auto& [is_asked, option] :
+         {std::pair{o.given.contains("verify-checkpoint"), "--verify-checkpoint"},
+          {o.print_model, "--print-model"},
+          {o.pipeline_timeline, "--pipeline-timeline"},
+          {o.print_step, "--print-step"}}) {
         if (!is_asked) continue;
         if (prints) user_error("{} and {} cannot be combined; leave one out", prints, option);
         prints = option;
@@ -292,6 +294,7 @@ void take_model_folder(Options& o, const Sources& sources) {
 void complete(Options& o, const Sources& sources) {
     o.out_dir = sources.out_dir;
     o.resume = sources.resume;
+    o.takes_newest = sources.takes_newest;
     o.weights = sources.weights;
     o.notes.insert(o.notes.end(), sources.notes.begin(), sources.notes.end());
     take_precision(o);

@@ -233,8 +233,10 @@ namespace {
 
 // `command` is null for a run.
 std::optional<Options> parse(int argc, const char* const* argv, std::string& text,
-                             std::span<const RemovedOption> removed, const OtherCommand* command) {
+                             std::span<const RemovedOption> removed, const OtherCommand* command,
+                             const std::map<std::string, std::string>& damages) {
     Options options;
+    options.damages = damages;
     CLI::App app(command ? std::string(command->description)
                          : "Train a GPT: ./train_gpt with one process, ./train_gpt --processes 8 with eight.",
                  command ? fmt::format("train_gpt {}", command->name) : "train_gpt");
@@ -295,6 +297,14 @@ std::optional<Options> parse(int argc, const char* const* argv, std::string& tex
          "Resume although the data have changed; training goes on with the next sample in their new order",
          "Data");
     flag("--overwrite", options.overwrite, "Replace the run in --out-dir by this one", "Results");
+    if (!command) {
+        app.add_option("--verify-checkpoint", options.verify_checkpoint,
+                       as_help("Read a checkpoint, or the newest one of a run, in DIR, compare it with its "
+                               "checksums, and exit"))
+            ->option_text("DIR")
+            ->configurable(false)
+            ->group("Results");
+    }
     flag("--quiet", options.quiet, "Print only notes and the results", "Results");
     flag("--generate", options.generate, "Only continue --prompt, with the weights of --resume or --init",
          "Validation and samples");
@@ -390,13 +400,14 @@ std::optional<Options> parse(int argc, const char* const* argv, std::string& tex
 }  // namespace
 
 std::optional<Options> parse_options(int argc, const char* const* argv, std::string& text,
-                                     std::span<const RemovedOption> removed) {
-    return parse(argc, argv, text, removed, nullptr);
+                                     std::span<const RemovedOption> removed,
+                                     const std::map<std::string, std::string>& damages) {
+    return parse(argc, argv, text, removed, nullptr, damages);
 }
 
 std::optional<Options> parse_options(int argc, const char* const* argv, std::string& text,
                                      const OtherCommand& command) {
-    return parse(argc, argv, text, removed_options(), &command);
+    return parse(argc, argv, text, removed_options(), &command, {});
 }
 
 std::string with_place(const Options& options, std::string_view error) {

@@ -162,10 +162,14 @@ struct Options {
     }
     std::string weights;                // the file or the checkpoint that --init means
     std::optional<std::string> resume;  // a checkpoint's directory; empty means the newest in out_dir
-    bool resume_if_any = false;         // like an empty `resume`, but without a run to resume it begins one
-    bool new_data = false;              // resume although the data have changed
-    bool overwrite = false;             // begin a new run in the place of the one in out_dir
-    bool generate = false;              // also with --chat
+    bool takes_newest = false;          // nobody named that checkpoint: it is the newest of a run
+    // Checkpoints that are then passed over (Damages, io/checkpoint.h).
+    std::map<std::string, std::string> damages;
+    bool resume_if_any = false;     // like an empty `resume`, but without a run to resume it begins one
+    bool new_data = false;          // resume although the data have changed
+    bool overwrite = false;         // begin a new run in the place of the one in out_dir
+    std::string verify_checkpoint;  // the directory of a checkpoint or a run, which is only verified
+    bool generate = false;          // also with --chat
     bool chat = false;
     std::string system;  // the text that begins the conversation of --chat
     bool print_step = false;
@@ -225,9 +229,10 @@ std::span<const RemovedOption> removed_options();
 
 // Reads the command line and --config. For --help and --version it returns nothing and puts the output into
 // `text`. Throws UserError for wrong options. configured() completes the result, and the plan of the run chooses
-// micro_batch_size.
+// micro_batch_size. `damages`: for Options::damages.
 std::optional<Options> parse_options(int argc, const char* const* argv, std::string& text,
-                                     std::span<const RemovedOption> removed = removed_options());
+                                     std::span<const RemovedOption> removed = removed_options(),
+                                     const std::map<std::string, std::string>& damages = {});
 
 // Another command than a run, which has all options of a run, and its own in the place of --processes.
 struct OtherCommand {

@@ -13,6 +13,8 @@
 #include <system_error>
 #include <vector>
 
+#include "llmc/comm/texts_of_ranks.h"
+#include "llmc/comm/values_of_ranks.h"
 #include "llmc/core/error.h"
 #include "llmc/core/text.h"
 #include "llmc/io/checkpoint.h"
@@ -124,14 +126,15 @@ std::optional<CheckpointInfo> best_checkpoint(const fs::path& out_dir) {
     std::error_code ignored;
     if (holds_run(out_dir / best_folder)) return std::nullopt;
     for (const CheckpointInfo& kept : readable_checkpoints(out_dir / best_folder))
-        if (fs::exists(weights_in(kept.directory), ignored)) return kept;
+        if (has_weights(kept.directory)) return kept;
     return std::nullopt;
 }
 
-std::optional<CheckpointInfo> newest_of_run(const fs::path& out_dir, const std::optional<std::string>& run) {
-    std::optional<CheckpointInfo> newest = newest_checkpoint(out_dir, run), best;
+std::optional<CheckpointInfo> newest_of_run(const fs::path& out_dir, const std::optional<std::string>& run,
+                                            const Damages& damages) {
+    std::optional<CheckpointInfo> newest = newest_checkpoint(out_dir, run, damages), best;
     try {
-        if (!holds_run(out_dir / best_folder)) best = newest_checkpoint(out_dir / best_folder, run);
+        if (!holds_run(out_dir / best_folder)) best = newest_checkpoint(out_dir / best_folder, run, damages);
     } catch (const UserError&) {
         if (!newest) throw;
     }
@@ -200,8 +203,7 @@ std::string records_stay(const Options& options, const fs::path& out_dir, const 
 
 void require_no_checkpoint(const fs::path& out_dir) {
     std::error_code ignored;
-    if (is_checkpoint_name(plain_path(out_dir).filename().string()) &&
-        fs::exists(weights_in(out_dir), ignored) && fs::is_directory(out_dir, ignored)) {
+    if (is_checkpoint_name(plain_path(out_dir).filename().string()) && has_weights(out_dir)) {
         user_error("--out-dir: {} is a checkpoint; name the directory of a run, or one that does not exist",
                    out_dir.string());
     }
@@ -323,6 +325,24 @@ std::uint64_t bytes_of_checkpoints(const Options& options, const Writes& writes,
 }
 
 }  // namespace
+
+void require_shared_directory(Communicator& world, const fs::path& out_dir) {
+    if (world.size() == 1) return;
+    std::optional<FolderToken> token;
+    const fs::path place = text_of_root(world, [&] {
+        token.emplace(out_dir);
+        return token->place().string();
+    });
+    std::error_code ignored;
+    const bool sees = fs::exists((plain_path(out_dir) / place).lexically_normal(), ignored);
+    const std::vector<std::int32_t> see = values_of_ranks(world, std::int32_t{sees});
+    const auto blind = std::ranges::find(see, 0);
+    if (blind != see.end())
+        user_error(
+            "--out-dir: rank {} does not see the folder {} of rank 0, where all processes save checkpoints; "
+            "give a folder that all machines share",
+            blind - see.begin(), out_dir.string());
+}
 
 void require_room_for_checkpoints(const Options& options, const std::filesystem::path& out_dir,
                                   const Writes& writes, std::int64_t parameters) {

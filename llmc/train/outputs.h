@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "llmc/comm/communicator.h"
 #include "llmc/io/checkpoint.h"
 #include "llmc/train/options.h"
 
@@ -38,9 +39,10 @@ inline constexpr const char* best_folder = "best";
 std::optional<CheckpointInfo> best_checkpoint(const std::filesystem::path& out_dir);
 
 // The newest checkpoint of a run's directory, or that of --keep-best if it is newer and of another step.
-// `run` as for newest_checkpoint().
+// `run` and `damages` as for newest_checkpoint().
 std::optional<CheckpointInfo> newest_of_run(const std::filesystem::path& out_dir,
-                                            const std::optional<std::string>& run);
+                                            const std::optional<std::string>& run,
+                                            const Damages& damages = {});
 
 // The files that a run writes in addition to an export.
 struct Writes {
@@ -101,6 +103,9 @@ class ReplacedRun {
 // It leaves no files behind. Only rank 0 calls it.
 void check_outputs(const Options& options, const std::filesystem::path& out_dir, const Writes& writes,
                    std::span<const std::string> inputs, std::int64_t parameters);
+// Throws UserError if not all processes see the directory of rank 0, in which all write checkpoints. Leaves nothing
+// behind. All ranks call it.
+void require_shared_directory(Communicator& world, const std::filesystem::path& out_dir);
 // Throws UserError if the disk has no room for a checkpoint of `parameters`.
 void require_room_for_checkpoints(const Options& options, const std::filesystem::path& out_dir,
                                   const Writes& writes, std::int64_t parameters);

@@ -10,6 +10,7 @@
 #include <sstream>
 #include <vector>
 
+#include "llmc/comm/texts_of_ranks.h"
 #include "llmc/comm/values_of_ranks.h"
 #include "llmc/core/error.h"
 #include "llmc/core/text.h"
@@ -81,7 +82,8 @@ void PreparedRun::open_files() {
     if (!options.generate) {
         open_data_files();
     }
-    out_dir = choose_out_dir(options);
+    // The time is in the name of a new folder in runs/.
+    out_dir = broadcast_text(session.world(), choose_out_dir(options).string(), 0);
     prompt = encode_prompt(options.prompt, model().vocabulary, tokenizer_or_none(), begin_token(options));
     open_weights();
     if (comes_late) return;
@@ -184,6 +186,7 @@ void PreparedRun::open_weights() {
                        : "leave it out to begin a run");
     }
     if (checkpoint) {
+        if (options.takes_newest) note_damage();
         require_same_options(session.world(), &options, true);
         notes_of_resume = differences(*checkpoint, options);
         if (scales_otherwise(*checkpoint, options)) checkpoint->progress.skipped_in_a_row = 0;
@@ -191,10 +194,22 @@ void PreparedRun::open_weights() {
                           std::back_inserter(notes_of_resume));
     } else if (!options.init.empty()) {
         const CheckedWeights weights = naming_option("--init", [&] {
-            return check_weights(weights_in(options.weights), *plan.outline, plan.store.units);
+            return check_weights(find_weights(options.weights), *plan.outline, plan.store.units);
         });
         notes.insert(notes.end(), weights.notes.begin(), weights.notes.end());
         take_dtype(options, weights.dtype);
+    }
+}
+
+// A damaged checkpoint that is newer than the one that the run resumes.
+void PreparedRun::note_damage() {
+    const std::filesystem::path folder =
+        options.resume->empty() ? out_dir : directory_of_run(checkpoint->directory);
+    for (const std::filesystem::path& of : {folder, folder / best_folder}) {
+        const std::string damage = damage_after(of, checkpoint->progress.step, options.damages);
+        if (!damage.empty())
+            notes.push_back(fmt::format("{}: resuming from {}", damage.substr(0, damage.rfind("; take")),
+                                        checkpoint->directory.string()));
     }
 }
 
@@ -218,11 +233,13 @@ void PreparedRun::open_training_files() {
     }
     if (!lack_of_data.empty()) notes.push_back(fmt::format("this is only a plan: {}", lack_of_data));
     notes.insert(notes.begin(), data.notes.begin(), data.notes.end());
-    if (!is_rank_zero()) return;
-    require_names_for_records();
-    require_no_other_run(options, out_dir, writes, checkpoint ? &*checkpoint : nullptr);
-    check_outputs(options, out_dir, writes, data.files, count_parameters(model()));
-    algorithms = find_algorithms(checkpoint, out_dir, device());
+    if (is_rank_zero()) {
+        require_names_for_records();
+        require_no_other_run(options, out_dir, writes, checkpoint ? &*checkpoint : nullptr);
+        check_outputs(options, out_dir, writes, data.files, count_parameters(model()));
+        algorithms = find_algorithms(checkpoint, out_dir, device());
+    }
+    if (writes.checkpoints) require_shared_directory(session.world(), out_dir);
 }
 
 // Records are JSON, which holds UTF-8 only. The texts of the settings are checked where they are given; these names
@@ -259,7 +276,7 @@ bool PreparedRun::has_work() const {
     return options.generate || trains || has_given_weights() || writes_files;
 }
 
-void PreparedRun::load_weights() {
+bool PreparedRun::load_weights() {
     HostCommunicator& world = session.world();
     trainer.emplace(options, plan, device(), world, ranks->groups, checkpoint.has_value(),
                     drive_of(options.nvme_dir, session.job().local_rank()));
@@ -269,8 +286,12 @@ void PreparedRun::load_weights() {
     // From here on, a closed output pipe (Ctrl-C also ends `tee` in a pipe to it) does not kill the program,
     // so that the training is still saved.
     std::signal(SIGPIPE, SIG_IGN);
-    resume();
+    if (!resume()) {
+        if (!ranks->nccl) world.set_staging({});  // that memory is freed
+        return false;
+    }
     if (!options.generate) trainer->choose_algorithms(algorithms.earlier, std::ssize(prompt));
+    return true;
 }
 
 void PreparedRun::see_disk() {
@@ -296,19 +317,30 @@ void PreparedRun::wait_for_disks() {
                       "if a process may wait for its disk as long, give a longer --comm-timeout");
 }
 
-void PreparedRun::resume() {
+bool PreparedRun::resume() {
     Console& console = session.console();
     if (!options.generate) {
         for (const std::string& note : notes_of_resume) console.note(note);
     }
-    if (checkpoint) suggesting_complete_checkpoint(options, out_dir, [&] { trainer->resume(*checkpoint); });
-    if (options.generate) return;
+    if (checkpoint && options.takes_newest) {
+        try {
+            trainer->resume(*checkpoint);
+        } catch (const UserError& fault) {  // on all ranks
+            if (!std::string_view(fault.what()).starts_with(damage_prefix)) throw;
+            session.pass_over(checkpoint->directory, fault.what());
+            return false;
+        }
+    } else if (checkpoint) {
+        suggesting_complete_checkpoint(options, out_dir, [&] { trainer->resume(*checkpoint); });
+    }
+    if (options.generate) return true;
     if (checkpoint) {
         console.note(fmt::format("resuming from {} after step {}", checkpoint->directory.string(),
                                  trainer->progress().step));
     } else if (options.resume) {
         console.note(fmt::format("{}: starting from step 0", why_none_to_resume()));
     }
+    return true;
 }
 
 std::string PreparedRun::why_none_to_resume() const {

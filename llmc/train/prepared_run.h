@@ -44,8 +44,9 @@ struct PreparedRun {
     void announce();
     // Whether there is anything to train, evaluate, generate or write, and the memory and the data for it.
     bool has_work() const;
-    // Allocates the memory and sets the weights: from the seed, from --init, or from the checkpoint.
-    void load_weights();
+    // Allocates the memory and sets the weights: from the seed, from --init, or from the checkpoint. False if that is
+    // damaged and --resume may take another one: then the run must be prepared again.
+    bool load_weights();
 
     // Whether the weights come from a file. Weights initialised from the seed are not evaluated before
     // training.
@@ -114,7 +115,8 @@ struct PreparedRun {
     void require_names_for_records() const;
     void see_disk();
     void wait_for_disks();
-    void resume();
+    bool resume();
+    void note_damage();
     // Why find_checkpoint found nothing.
     std::string why_none_to_resume() const;
 };

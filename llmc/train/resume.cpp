@@ -12,9 +12,9 @@
 #include <utility>
 
 #include "llmc/core/error.h"
+#include "llmc/core/text.h"
 #include "llmc/io/checkpoint.h"
 #include "llmc/io/files.h"
-#include "llmc/io/weight_files.h"
 #include "llmc/optim/schedule.h"
 #include "llmc/train/command_line.h"
 #include "llmc/train/outputs.h"
@@ -83,22 +83,37 @@ void suggesting_complete_checkpoint(const Options& options, const std::filesyste
     }
 }
 
-std::optional<CheckpointInfo> newest_of_last_run(const std::filesystem::path& out_dir) {
+std::optional<CheckpointInfo> newest_of_last_run(const std::filesystem::path& out_dir,
+                                                 const Damages& damages) {
     const std::optional<RunRecord> last = read_last_run(out_dir);
-    if (!last) return newest_of_run(out_dir, std::nullopt);
-    if (auto newest = newest_of_run(out_dir, last->identity)) return newest;
+    if (!last) return newest_of_run(out_dir, std::nullopt, damages);
+    if (auto newest = newest_of_run(out_dir, last->identity, damages)) return newest;
     // The checkpoint that the run resumed from may be deleted by now.
     std::error_code ignored;
-    if (!last->began_from.empty() && std::filesystem::exists(last->began_from, ignored))
+    if (!last->began_from.empty() && std::filesystem::exists(last->began_from, ignored) &&
+        !damages.contains(plain_path(last->began_from).string()))
         return read_checkpoint(last->began_from);
-    return newest_of_run(out_dir, std::nullopt);
+    return newest_of_run(out_dir, std::nullopt, damages);
+}
+
+std::string verified(const std::filesystem::path& directory) {
+    const std::optional<CheckpointInfo> newest = newest_of_last_run(directory);
+    const std::filesystem::path of = newest ? newest->directory : directory;
+    if (newest) {
+        const std::string damage = damage_after(directory, newest->progress.step, {});
+        if (!damage.empty()) throw UserError(damage);
+    }
+    const VerifiedCheckpoint whole = verify_checkpoint(of);
+    return fmt::format("{} is whole: step {}, {}, {}", of.string(), grouped(whole.step),
+                       plural(whole.files, "file"), plural(static_cast<std::int64_t>(whole.bytes), "byte"));
 }
 
 std::optional<CheckpointInfo> find_checkpoint(const Options& options, const std::filesystem::path& out_dir) {
     if (!options.resume) return std::nullopt;
     std::optional<CheckpointInfo> found;
     suggesting_complete_checkpoint(options, out_dir, [&] {
-        found = options.resume->empty() ? newest_of_last_run(out_dir) : read_checkpoint(*options.resume);
+        found = options.resume->empty() ? newest_of_last_run(out_dir, options.damages)
+                                        : read_checkpoint(*options.resume);
     });
     return found;
 }

@@ -20,13 +20,19 @@ namespace llmc {
 void suggesting_complete_checkpoint(const Options& options, const std::filesystem::path& out_dir,
                                     const std::function<void()>& resume);
 
+// Reads all files of the checkpoint in a directory, or of the newest one of a run there, for --verify-checkpoint. Says
+// what there is. UserError names a file that is damaged.
+std::string verified(const std::filesystem::path& directory);
+
 // The checkpoint for --resume, or nothing without that option. --resume DIR must name a checkpoint. --resume
 // alone takes the newest checkpoint that the last run in out_dir saved, else the one that it resumed from,
 // else the newest checkpoint of any run in out_dir, else nothing.
 std::optional<CheckpointInfo> find_checkpoint(const Options& options, const std::filesystem::path& out_dir);
 
-// The newest checkpoint of the last run in a directory, or the one from which that run began.
-std::optional<CheckpointInfo> newest_of_last_run(const std::filesystem::path& out_dir);
+// The newest checkpoint of the last run in a directory, or the one from which that run began. Those of `damages` are
+// passed over.
+std::optional<CheckpointInfo> newest_of_last_run(const std::filesystem::path& out_dir,
+                                                 const Damages& damages = {});
 
 // A run that resumes takes from its checkpoint what was not given: the model, the settings that change the
 // results, and when it validates, samples and saves. It then goes on as it began, on any mesh. An evaluation

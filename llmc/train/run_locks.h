@@ -40,13 +40,14 @@ class RunLocks {
     // start was prepared: false with --resume-if-any, and then the run must be prepared again; else UserError. A
     // note if the file system has no locks. All ranks call it and receive the same answer.
     bool lock_named(const PreparedRun& run);
+    // Releases all locks: the run is prepared again.
+    void release();
     // Locks the folder that a new run without --out-dir has made, and the metrics in it.
     void lock_own_folder(const PreparedRun& run);
 
   private:
     // False if another process holds one and --resume-if-any is given.
     bool lock(const PreparedRun& run, const std::vector<Output>& outputs);
-    void release();
 
     std::vector<FileLock> locks_;
 };

@@ -9,6 +9,7 @@
 #include <optional>
 #include <vector>
 
+#include "llmc/comm/texts_of_ranks.h"
 #include "llmc/comm/values_of_ranks.h"
 #include "llmc/core/error.h"
 #include "llmc/io/files.h"
@@ -36,17 +37,6 @@ Digest digest_of(const RankText& own) {
     return digest;
 }
 
-// The text of rank `root`, on all ranks.
-std::string broadcast(Communicator& world, std::string text, int root) {
-    auto bytes = static_cast<std::int32_t>(text.size());
-    world.broadcast({reinterpret_cast<std::byte*>(&bytes), DType::int32, {1}}, root);
-    const std::int64_t words = (std::int64_t{bytes} + 3) / 4;
-    text.resize(static_cast<std::size_t>(4 * words));
-    world.broadcast({reinterpret_cast<std::byte*>(text.data()), DType::int32, {words}}, root);
-    text.resize(static_cast<std::size_t>(bytes));
-    return text;
-}
-
 // The first rank among those that have a valid text and agree with most others; 0 if none has one.
 int rank_of_majority(const std::vector<Digest>& digests) {
     std::map<Digest, int> ranks;
@@ -68,9 +58,9 @@ void for_each_different_rank(Communicator& world, const RankText& own,
     std::optional<std::string> expected;
     for (int rank = 0; rank < world.size(); ++rank) {
         if (of(rank) == of(chosen)) continue;
-        if (!expected) expected = broadcast(world, own.text, chosen);
+        if (!expected) expected = broadcast_text(world, own.text, chosen);
         see({.rank = rank,
-             .has = {.text = broadcast(world, own.text, rank), .valid = of(rank).is_valid()},
+             .has = {.text = broadcast_text(world, own.text, rank), .valid = of(rank).is_valid()},
              .other = chosen,
              .other_has = *expected});
     }

@@ -13,6 +13,7 @@
 #include "llmc/core/error.h"
 #include "llmc/core/standard_streams.h"
 #include "llmc/device/device.h"
+#include "llmc/io/files.h"
 #include "llmc/train/command_line.h"
 #include "llmc/train/same_options.h"
 
@@ -93,8 +94,13 @@ bool Session::read_options() {
 
 void Session::read_options_again() {
     std::string unused;
-    options_ = *parse_options(argc_, argv_, unused);
+    options_ = *parse_options(argc_, argv_, unused, removed_options(), damages_);
     console_.settle(options_.log_every, options_.quiet);
+}
+
+void Session::pass_over(const std::filesystem::path& checkpoint, const std::string& damage) {
+    damages_.emplace(plain_path(checkpoint).string(), damage);
+    read_options_again();
 }
 
 std::string Session::program() const { return program_as_called(arguments()); }

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstddef>
+#include <filesystem>
 #include <functional>
+#include <map>
 #include <span>
 #include <string>
 
@@ -32,6 +34,8 @@ class Session {
     bool read_options();
     // Reads them once more, because the run that they resume may have gone on meanwhile.
     void read_options_again();
+    // Reads them once more, for --resume to take another checkpoint than this one, which is damaged.
+    void pass_over(const std::filesystem::path& checkpoint, const std::string& damage);
     const Options& options() const { return options_; }
     std::span<const char* const> arguments() const { return {argv_, static_cast<std::size_t>(argc_)}; }
     // How the program was called, for commands that a person may type (command_line.h).
@@ -66,6 +70,7 @@ class Session {
     Job job_;
     Console console_;
     Options options_;
+    std::map<std::string, std::string> damages_;
     bool has_options_ = false, is_stopping_ = false;
 };
 

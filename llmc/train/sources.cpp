@@ -7,7 +7,7 @@
 #include "llmc/core/error.h"
 #include "llmc/io/files.h"
 #include "llmc/io/model_files.h"
-#include "llmc/io/weight_files.h"
+#include "llmc/io/stored_tensors.h"
 #include "llmc/model/family.h"
 #include "llmc/train/command_line.h"
 #include "llmc/train/config_file.h"
@@ -36,6 +36,7 @@ std::string run_of_config(const Options& options) {
 void find_run(const Options& options, Sources& sources) {
     std::error_code ignored;
     if (!options.resume) return;
+    sources.takes_newest = options.resume->empty();
     if (options.resume->empty()) sources.out_dir = run_of_config(options);
     if (!fs::is_directory(*options.resume, ignored)) return;
     Options alone = options;
@@ -52,6 +53,7 @@ void find_run(const Options& options, Sources& sources) {
     if (options.out_dir.empty())
         sources.out_dir = directory_of_run(fs::path(*options.resume) / "checkpoint").string();
     sources.resume = newest->directory.string();
+    sources.takes_newest = true;
 }
 
 // The settings that the configuration of a checkpoint's run gave; none if there is no such file. A note if it
@@ -88,11 +90,12 @@ void find_weights(const Options& options, Sources& sources) {
         sources.init_folder = read_folder(options.init);
         return;
     }
+    if (is_sharded_folder(options.init)) return;
     const fs::path folder = options.init, weights = folder / "model.safetensors";
     if (!fs::exists(folder / "manifest.json", ignored) && !holds_run(folder)) {
         user_error(
-            "{} has no manifest.json of a checkpoint, no run.json of a run, and no config.json of a "
-            "folder in Hugging Face's format; give one of these three{}",
+            "{} has no manifest.json of a checkpoint, no run.json of a run, no config.json of a folder in "
+            "Hugging Face's format, and no files of a distributed checkpoint of PyTorch; give one of these{}",
             options.init,
             fs::exists(weights, ignored) ? fmt::format(", or its weights alone: --init {}", weights.string())
                                          : "");

@@ -26,6 +26,7 @@ struct Sources {
     std::optional<std::string> resume;
 
     std::optional<CheckpointInfo> checkpoint;  // of --resume
+    bool takes_newest = false;                 // --resume names none, so that it is the newest of a run
     std::string results;                       // the directory of the run that goes on
     // The settings that the configuration of the checkpoint's run gave.
     std::set<std::string, std::less<>> given_then;

@@ -11,12 +11,13 @@
 #include <string>
 #include <utility>
 
+#include "llmc/comm/texts_of_ranks.h"
 #include "llmc/comm/values_of_ranks.h"
 #include "llmc/core/error.h"
 #include "llmc/core/random.h"
 #include "llmc/io/checkpoint.h"
 #include "llmc/io/model_files.h"
-#include "llmc/io/weight_files.h"
+#include "llmc/io/stored_tensors.h"
 #include "llmc/train/algorithms.h"
 #include "llmc/train/diagnosis.h"
 #include "llmc/train/token_choice.h"
@@ -27,16 +28,6 @@ namespace {
 
 // A number for a message. The sign of a nan is left out.
 std::string named(double value) { return std::isnan(value) ? "nan" : fmt::format("{}", value); }
-
-// Gives the root's text to all ranks.
-std::string broadcast_text(Communicator& world, const std::string& own, int root) {
-    auto bytes = static_cast<std::int32_t>(own.size());
-    world.broadcast({reinterpret_cast<std::byte*>(&bytes), DType::int32, {1}}, root);
-    std::vector<std::int32_t> words((static_cast<std::size_t>(bytes) + 3) / 4);
-    if (world.rank() == root) std::memcpy(words.data(), own.data(), own.size());
-    world.broadcast({reinterpret_cast<std::byte*>(words.data()), DType::int32, {std::ssize(words)}}, root);
-    return {reinterpret_cast<const char*>(words.data()), static_cast<std::size_t>(bytes)};
-}
 
 }  // namespace
 
@@ -49,7 +40,7 @@ Trainer::Trainer(const Options& options, const RunPlan& plan, Device& device, Co
       arenas_(device, plan.memory),
       store_(device, arenas_, plan.store, options.weight_decay.value(), plan.spec.mesh.shard(), scratch,
              options.numbers_of(options.optimizer_used())),
-      transfer_(device, store_, world, plan.spec.mesh, plan.parts),
+      transfer_(store_, world, plan.spec.mesh, plan.parts),
       executor_(*plan.lists, device, groups, store_, bind(plan.activations, arenas_),
                 static_cast<int>(plan.micro_batches), options.overlap_grad_reduce),
       schedule_(schedule_of(options)),
@@ -61,13 +52,8 @@ Trainer::Trainer(const Options& options, const RunPlan& plan, Device& device, Co
     if (options.init.empty()) {
         store_.initialize(options.seed);
     } else {
-        naming_option("--init", [&] {
-            if (std::filesystem::is_directory(options.weights) && !is_model_folder(options.weights)) {
-                load_checkpoint(read_checkpoint(options.weights), store_, transfer_, false);
-            } else {
-                load_weights(options.weights, store_, transfer_);
-            }
-        });
+        naming_option("--init",
+                      [&] { load_stored([&] { return find_weights(options.weights); }, store_, transfer_); });
     }
     executor_.run(plan_.parameter_gathers, {});
     begin_fp8();

@@ -14,7 +14,7 @@
 
 #include "llmc/io/files.h"
 #include "llmc/io/model_files.h"
-#include "llmc/io/weight_files.h"
+#include "llmc/io/stored_tensors.h"
 #include "mpi_test.h"
 #include "trainer_run.h"
 
@@ -36,8 +36,7 @@ TEST(ExportedFolder, DividesTheWeightsAmongFilesWithAnIndex) {
     const std::vector<SafetensorsEntry> expected = weights_table(store, transfer, "F32");
     std::vector<float> read;
     if (transfer.is_root()) {
-        const WeightFiles files(folder);
-        EXPECT_EQ(files.entries().size(), expected.size());
+        EXPECT_EQ(find_tensors(folder).tensors().size(), expected.size());
         const auto index = nlohmann::json::parse(read_file(folder / "model.safetensors.index.json"));
         std::uint64_t bytes = 0;
         for (const SafetensorsEntry& entry : expected) bytes += entry.bytes();
@@ -57,7 +56,9 @@ TEST(ExportedFolder, DividesTheWeightsAmongFilesWithAnIndex) {
     }
     collect_weights(store, transfer, [&](const std::string& name, std::span<const float> values) {
         read.resize(values.size());
-        WeightFiles(folder).read(name, std::span<float>(read));
+        const StoredTensors stored = find_tensors(folder);
+        const StoredBox& box = stored.tensors().at(name).boxes.front();
+        SafetensorsReader(stored.files()[box.file].path).read(name, std::span<float>(read));
         EXPECT_TRUE(std::ranges::equal(read, values)) << name;
     });
     fs::remove_all(place);

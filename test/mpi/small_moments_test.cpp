@@ -89,9 +89,29 @@ TEST(SmallMoments, OfEarlierProgramsGoOn) {
     second[6] = 1.0F;
     store.set_state(unit, Kept::state1, first);
     store.set_state(unit, Kept::state2, second);
-    const std::string file = testing::TempDir() + "moments_of_earlier_programs.safetensors";
-    save_state(file, store, run.trainer().transfer(), false);
-    load_state(file, store, run.trainer().transfer());
+    // The state as version 2 of checkpoints had it.
+    UnitTransfer& transfer = run.trainer().transfer();
+    const std::string folder = testing::TempDir(), weights = folder + "weights.safetensors";
+    save_tensors(weights, store, transfer, Kept::master, false);
+    StoredTensors stored(folder);
+    stored.add(weights);
+    for (const auto& [kept, name] : {std::pair(Kept::state1, ".exp_avg"), {Kept::state2, ".exp_avg_sq"}}) {
+        const std::string values = folder + "values.safetensors",
+                          file = folder + "state" + name + ".safetensors";
+        save_tensors(values, store, transfer, kept, false);
+        const SafetensorsReader reader(values);
+        std::vector<SafetensorsEntry> entries = reader.entries();
+        for (SafetensorsEntry& entry : entries) entry.name += name;
+        SafetensorsWriter writer(file, entries);
+        for (const SafetensorsEntry& entry : reader.entries()) {
+            std::vector<std::byte> bytes(entry.bytes());
+            reader.read(entry.name, std::span<std::byte>(bytes));
+            writer.append(entry.name + name, bytes);
+        }
+        writer.finish();
+        stored.add(file, {}, "optim.state.");
+    }
+    load_stored([&] { return stored; }, store, transfer, true, true);
     store.read(unit, Kept::state2, read);
     second[5] = 0.0625F;
     EXPECT_EQ(read, second);

@@ -221,7 +221,7 @@ TrainingResult train(Communicator& ranks, const TrainingSetting& setting) {
     }
 
     if (setting.reads) read(ranks, model, plan, executor, result);
-    UnitTransfer transfer(device(), store, ranks, mesh, plan.parts);
+    UnitTransfer transfer(store, ranks, mesh, plan.parts);
     for (const Kept kept : {Kept::master, Kept::state1, Kept::state2}) {
         for (int unit = 0; unit < store.units(); ++unit) {
             const std::span<const float> values = transfer.collect(unit, kept);

@@ -71,7 +71,7 @@ class Model {
                          device_->sizes(), 0)),
           arenas_(*device_, plan_.memory),
           store_(*device_, arenas_, plan_.store, weight_decay, 0),
-          transfer_(*device_, store_, alone_, plan_.spec.mesh, plan_.parts),
+          transfer_(store_, alone_, plan_.spec.mesh, plan_.parts),
           executor_(*plan_.lists, *device_, groups_, store_, bind(plan_.activations, arenas_),
                     static_cast<int>(plan_.micro_batches), false) {
         device_->ops().set_workspace(arenas_[plan_.workspace]);

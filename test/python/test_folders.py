@@ -475,3 +475,30 @@ def test_a_model_of_ours_is_a_folder_that_comes_back(model, kind, tmp_path):
     program.run(f"--init={tmp_path / 'a'}", "--steps=0", f"--export={tmp_path / 'b'}")
     assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
     assert (tmp_path / "a/config.json").read_text() == (tmp_path / "b/config.json").read_text()
+
+
+def test_a_distributed_checkpoint_of_pytorch(tmp_path):
+    """Weights in boxes, beside an optimizer's state that is passed over; with a config.json, and without."""
+    folder = tmp_path / "a"
+    program.run(*program.SMALL, "--steps=0", f"--export={folder}", "--sample-tokens=0")
+    whole, _ = exported(folder)
+    sharded = tmp_path / "sharded"
+    sharded.mkdir()
+    for rank in (0, 1):
+        parts = {name: numpy.array_split(tensor, 2, axis=tensor.ndim - 1)[rank] for name, tensor in whole.items()}
+        parts[f"optim.state.step.{rank}"] = numpy.zeros(1, numpy.float32)
+        places = {name: {"saved_offsets": [0] * (part.ndim - 1) + [whole[name].shape[-1] // 2 * rank if name in whole else 0]}
+                  for name, part in parts.items()}
+        safetensors_numpy.save(sharded / f"shard-{rank:05}-model-00001-of-00001.safetensors", parts,
+                               {"DCP_VERSION": "1.0", "DCP_SHARDING_INFO": json.dumps(places)})
+    run = program.run(*program.SMALL, "--steps=0", f"--init={sharded}", f"--export={tmp_path}/b.safetensors", "--sample-tokens=0", ranks=2)
+    assert run.returncode == 0
+    again = safetensors_numpy.load(tmp_path / "b.safetensors")
+    assert again.keys() == {name.removeprefix("transformer.") for name in whole}
+    assert all(numpy.array_equal(again[name.removeprefix("transformer.")], tensor) for name, tensor in whole.items())
+    shutil.copy(folder / "config.json", sharded)
+    program.run("--steps=0", f"--init={sharded}", f"--export={tmp_path}/c.safetensors", "--sample-tokens=0")
+    assert (tmp_path / "c.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
+    (sharded / "shard-00001-model-00001-of-00001.safetensors").unlink()
+    refused = program.run("--steps=0", f"--init={sharded}", check=False)
+    assert "has the shape" in refused.stderr and refused.stderr.count("\n") == 1

@@ -3,11 +3,11 @@ files that have one."""
 
 import json
 import re
-import struct
 import subprocess
 
 import pytest
 
+import boxes
 import program
 
 ROOT = program.ROOT
@@ -101,7 +101,7 @@ def test_the_line_of_an_evaluation(folder, tmp_path):
     head, line = lines_of(tmp_path)
     assert set(head) == {"run"} and list(line) == keys_in(sentence)
     assert (line["step"], line["tokens"]) == (2, 2 * 384)
-    given = [*options, f"--init={checkpoint}/model.safetensors", f"--out-dir={tmp_path}/init"]
+    given = [*options, f"--init={checkpoint}", f"--out-dir={tmp_path}/init"]
     program.run(*given)
     head, line = lines_of(tmp_path / "init")
     assert list(line) == [key for key in keys_in(sentence) if not key.startswith("hellaswag")]
@@ -143,10 +143,11 @@ def test_keys_of_a_configuration(folder):
 def test_files_of_a_checkpoint(folder):
     checkpoint = folder / "checkpoint-00000002"
     named = PAGE.split("## Checkpoints")[1].split("\n## ")[0]
-    table = re.findall(r"^\| `([\w.]+)` \|", named.split("\n\n| key of")[0], re.MULTILINE)
-    assert {path.name for path in checkpoint.iterdir()} == set(table) - {"tokenizer"}  # of a model that has none
+    table = re.findall(r"^\| `([\w.-]+)` \|", named.split("\n\n| key of")[0], re.MULTILINE)
+    # Of a model that has no tokenizer.
+    assert {re.sub(r"-\d\.", "-N.", re.sub(r"\d{5}", "RRRRR", path.name)) for path in checkpoint.iterdir()} == set(table) - {"tokenizer"}
     manifest = json.loads((checkpoint / "manifest.json").read_text())
-    keys = re.findall(r"^\| `(\w+)` \|", named.split("| key of `manifest.json` |")[1], re.MULTILINE)
+    keys = re.findall(r"^\| `(\w+)` \|", named.split("| key of `manifest.json` |")[1].split("\n\n")[0], re.MULTILINE)
     [best] = (folder / "best").iterdir()
     assert list(json.loads((best / "manifest.json").read_text())) == keys
     assert list(manifest) == [key for key in keys if key != "validation"]
@@ -155,10 +156,18 @@ def test_files_of_a_checkpoint(folder):
     assert manifest["configuration"] == lines_of(folder)[0]["run"]["configuration"]
     for file in manifest["files"].values():
         assert set(file) == {"bytes", "xxh3_128"}
-    moments = (checkpoint / "optimizer.safetensors").read_bytes()
-    header = json.loads(moments[8:8 + struct.unpack("<Q", moments[:8])[0]])
-    assert {name.rpartition(".")[2] for name in header if name != "__metadata__"} == {"exp_avg", "exp_avg_sq"}
-    assert "`<tensor>.exp_avg` and `<tensor>.exp_avg_sq`" in named
+    assert {name.rpartition(".")[2] for name in boxes.state(checkpoint)} == {"exp_avg", "exp_avg_sq"}
+    assert all(name.startswith("optim.state.") for name in boxes.state(checkpoint))
+    assert "`optim.state.<tensor>.exp_avg` and `optim.state.<tensor>.exp_avg_sq`" in named
+    each = [json.loads(path.read_text()) for path in checkpoint.glob("checksums-*.json")]
+    checksums = each[0] | {"files": {name: file for of in each for name, file in of["files"].items()}}
+    keys = re.findall(r"^\| `([\w.]+)` \|", named.split("| key of `checksums-RRRRR.json` |")[1], re.MULTILINE)
+    assert list(checksums) == keys
+    assert checksums["block_bytes"] == 1 << 22 and "4 MiB" in named
+    for file in [*boxes.weights_files(checkpoint), *boxes.state_files(checkpoint)]:
+        assert checksums["files"][file.name]["bytes"] == file.stat().st_size
+        metadata = boxes.metadata(file)
+        assert set(metadata) == set(re.findall(r"`(format|DCP_\w+)`", named)) and metadata["DCP_VERSION"] == "1.0"
 
 
 def test_the_manifest_of_data(tmp_path):

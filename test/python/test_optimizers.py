@@ -4,9 +4,9 @@ import re
 
 import pytest
 
+import boxes
 import planned
 import program
-import safetensors_numpy
 
 SMALL = ["--layers=2", "--heads=2", "--channels=32", "--seq-len=16", "--global-batch-tokens=384", "--device=cpu"]
 # The norm adds squares in another order on other meshes, so it may not matter.
@@ -25,7 +25,7 @@ def train(out_dir, optimizer, *options, ranks=1):
 
 def checkpoint_of(out_dir):
     folder = sorted(out_dir.glob("checkpoint-*"))[-1]
-    return [safetensors_numpy.load(folder / f"{name}.safetensors") for name in ("model", "optimizer")]
+    return [boxes.weights(folder), boxes.state(folder)]
 
 
 def same(a, b):
@@ -52,7 +52,7 @@ def test_meshes_train_the_same_run(optimizer, dtypes, tmp_path):
     for runs in stages, [one, *pipelines]:
         for run, files in runs[1:]:
             assert run.losses == runs[0][0].losses and same(files, runs[0][1])
-    state = {weight: {name.removeprefix(f"{weight}.") for name in one[1][1] if name.startswith(f"{weight}.")} for weight in one[1][0]}
+    state = {weight: {name.removeprefix(f"optim.state.{weight}.") for name in one[1][1] if name.startswith(f"optim.state.{weight}.")} for weight in one[1][0]}
     assert set().union(*state.values()) == set(STATE[optimizer[0]])
     of_matrices = {weight for weight in state if re.fullmatch(r"h\.\d\.(attn|mlp)\.c_\w+\.weight", weight)}
     for weight, names in state.items():

@@ -483,7 +483,7 @@ def test_a_checkpoint_appears_whole(tmp_path):
     """While checkpoints are saved, the directory shows only whole ones."""
     process = subprocess.Popen([program.PROGRAM, *program.SMALL, "--steps=60", "--checkpoint-every=1", "--sample-tokens=0",
                                 f"--out-dir={tmp_path}/run"], cwd=program.ROOT, stdout=subprocess.DEVNULL)
-    seen, files = set(), {"model.safetensors", "optimizer.safetensors", "manifest.json"}
+    seen, files = set(), {"weights-00000-1.safetensors", "state-00000-1.safetensors", "checksums-00000.json", "manifest.json"}
     while process.poll() is None:
         for folder in (tmp_path / "run").glob("checkpoint-*"):
             if folder.name.endswith(".partial") or folder.name in seen:

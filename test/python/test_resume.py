@@ -7,12 +7,14 @@ import subprocess
 import numpy as np
 import pytest
 
+import boxes
 import program
 import safetensors_numpy
-from old_checkpoint import sealed
+from old_checkpoint import write_sealed, write_version_2
 from program import digest
 
 MODEL = [*program.SMALL, "--lr=1e-3"]
+WEIGHTS, STATE = "weights-00000-1.safetensors", "state-00000-1.safetensors"
 DTYPES = [["--dtype=fp32"], ["--dtype=bf16"], ["--dtype=bf16", "--gradient-dtype=bf16", "--stochastic-rounding"],
           ["--dtype=bf16", "--moments-dtype=bf16", "--master-dtype=none"], ["--dtype=fp32", "--moments-dtype=8bit"]]
 
@@ -119,37 +121,96 @@ def test_resume_takes_an_earlier_runs_checkpoint_where_the_last_run_has_none(tmp
     assert len((tmp_path / "metrics.jsonl.2").read_text().splitlines()) == 5
 
 
-def test_a_damaged_checkpoint_is_passed_over_for_a_later_one(tmp_path):
-    program.train(tmp_path, *MODEL, "--steps=6", "--checkpoint-every=3")
-    manifest = tmp_path / "checkpoint-00000003/manifest.json"
-    manifest.write_bytes(manifest.read_bytes()[:100])
-    assert program.train(tmp_path, *MODEL, "--steps=8", "--resume").column("step") == list(range(1, 9))
-    (tmp_path / "checkpoint-00000008/manifest.json").write_text("")
-    refused = subprocess.run([program.ROOT / program.PROGRAM, *MODEL, f"--out-dir={tmp_path}", "--steps=9", "--resume"],
-                             capture_output=True, text=True)
-    assert refused.returncode == 1 and "checkpoint-00000008/manifest.json" in refused.stderr
+def damage(path):
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
 
 
-@pytest.mark.parametrize("file", ["manifest.json", "model.safetensors", "optimizer.safetensors"])
+@pytest.mark.parametrize("file", ["manifest.json", "checksums-00000.json", WEIGHTS, STATE])
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_damaged_newest_checkpoint_names_the_newest_whole_one(ranks, file, tmp_path):
-    """It does not name an earlier one that is also damaged."""
+def test_a_damaged_newest_checkpoint_is_passed_over(ranks, file, tmp_path):
+    """The next whole one is taken, by all processes, and a note names the damaged one. The bits are those of a run that stopped
+    there."""
     out_dir = tmp_path / "a run"
-    program.train(out_dir, *MODEL, "--steps=8", "--checkpoint-every=2")
-    for step, damaged in ((8, file), (6, "model.safetensors"), (4, "manifest.json")):
-        path = out_dir / f"checkpoint-{step:08}" / damaged
-        path.write_bytes(path.read_bytes()[:-3] + b"abc")
-    options = [*MODEL, "--steps=9", f"--out-dir={out_dir}", "--sample-tokens=0"]
-    for resume in (["--resume"], ["--resume", out_dir / "checkpoint-00000008/"]):
-        refused = program.run(*options, *resume, ranks=ranks, check=False)
-        assert refused.returncode == 1 and refused.stderr.count("\n") == 1
-        assert f"checkpoint-00000008/{file}" in refused.stderr
-        assert refused.stderr.endswith(f"; to use the newest whole checkpoint: --resume '{out_dir}/checkpoint-00000002'\n")
-    assert program.train(out_dir, *options, "--resume", out_dir / "checkpoint-00000002").column("step")[-1] == 9
-    # If none is whole, none is named.
-    for path in out_dir.glob("checkpoint-*/manifest.json"):
-        path.write_text("")
-    assert "newest whole" not in program.run(*options, "--resume", check=False).stderr
+    whole = program.train(out_dir, *MODEL, "--steps=8", "--checkpoint-every=2", ranks=ranks)
+    shutil.copytree(out_dir, tmp_path / "named")
+    for folder in (out_dir, tmp_path / "named"):
+        for step, damaged in ((8, file), (6, WEIGHTS), (4, "manifest.json")):
+            damage(folder / f"checkpoint-{step:08}" / damaged)
+    options = [*MODEL, "--steps=8", "--sample-tokens=0"]
+    result = program.run(*options, f"--out-dir={out_dir}", "--resume", ranks=ranks)
+    assert f"note: the checkpoint is damaged: {out_dir}/checkpoint-00000008/{file}" in said(result)
+    assert f"resuming from {out_dir}/checkpoint-00000002 after step 2" in said(result)
+    assert program.Run(out_dir).losses == whole.losses
+    # The folder of a run means the newest one, too, as for text.
+    assert "checkpoint-00000006" not in said(program.run(*options, "--resume", out_dir, "--steps=9", ranks=ranks))
+    text = program.run("--generate", "--sample-tokens=5", "--resume", tmp_path / "named", ranks=ranks)
+    is_said = f"note: the checkpoint is damaged: {tmp_path}/named/checkpoint-00000008/{file}" in text.stderr
+    assert text.stdout and is_said == (file != STATE)  # which is not read for a text
+    # One that is named is refused, with the newest whole one.
+    out_dir = tmp_path / "named"
+    refused = program.run(*options, f"--out-dir={out_dir}", "--resume", out_dir / "checkpoint-00000008/", ranks=ranks, check=False)
+    assert refused.returncode == 1 and refused.stderr.count("\n") == 1
+    assert f"checkpoint-00000008/{file}" in refused.stderr
+    assert refused.stderr.endswith(f"; to use the newest whole checkpoint: --resume {out_dir}/checkpoint-00000002\n")
+    # If none is whole, none is taken.
+    damage(out_dir / "checkpoint-00000002" / STATE)
+    before = sorted(path.read_bytes() for path in out_dir.rglob("*.json*"))
+    refused = program.run(*options, f"--out-dir={out_dir}", "--resume", ranks=ranks, check=False)
+    assert refused.returncode == 1 and refused.stderr.count("\n") == 1
+    assert f"error: the checkpoint is damaged: {out_dir}/checkpoint-00000008/{file}" in refused.stderr
+    assert sorted(path.read_bytes() for path in out_dir.rglob("*.json*")) == before
+
+
+def test_a_damaged_checkpoint_before_a_later_one_needs_no_note(tmp_path):
+    program.train(tmp_path, *MODEL, "--steps=6", "--checkpoint-every=3")
+    damage(tmp_path / "checkpoint-00000003/manifest.json")
+    result = program.run(*MODEL, f"--out-dir={tmp_path}", "--steps=8", "--resume", "--sample-tokens=0")
+    assert "is damaged" not in result.stdout and program.Run(tmp_path).column("step") == list(range(1, 9))
+
+
+def test_a_finished_run_with_a_damaged_end_trains_it_again(tmp_path):
+    """And what its last checkpoint had been needs no longer hold: the memory of a run that trains."""
+    whole = program.train(tmp_path, *MODEL, "--steps=6", "--checkpoint-every=3")
+    damage(tmp_path / "checkpoint-00000006" / STATE)
+    result = program.run(*MODEL, f"--out-dir={tmp_path}", "--steps=6", "--resume", "--sample-tokens=0")
+    assert "after step 3" in said(result) and program.Run(tmp_path).losses == whole.losses
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_checkpoint_is_verified(ranks, tmp_path):
+    program.train(tmp_path / "x", *MODEL, "--steps=4", "--checkpoint-every=2", ranks=ranks)
+    newest, first = (tmp_path / f"x/checkpoint-{step:08}" for step in (4, 2))
+    old = write_version_2(first, tmp_path / "old")
+    for given, found in ((newest, newest), (first, first), (tmp_path / "x", newest), (old, old)):
+        result = program.run("--verify-checkpoint", given, ranks=ranks)
+        files = [path for path in found.iterdir() if path.name != "manifest.json"]
+        size = sum(path.stat().st_size for path in files)
+        assert result.stdout == f"{found} is whole: step {2 if found in (first, old) else 4}, {len(files)} files, {size:,} bytes\n"
+        assert result.stderr == ""
+    damage(newest / "state-00000-1.safetensors")
+    damage(first / "manifest.json")
+    for given, file in ((tmp_path / "x", newest / "state-00000-1.safetensors"), (first, first / "manifest.json"), (tmp_path / "none", "none")):
+        refused = program.run("--verify-checkpoint", given, ranks=ranks, check=False)
+        assert refused.returncode == 1 and refused.stdout == "" and refused.stderr.count("\n") == 1
+        assert refused.stderr.startswith("error: --verify-checkpoint: ") and str(file) in refused.stderr
+    shutil.copy(newest / "manifest.json", tmp_path / "x/checkpoint-00000002/manifest.json")
+    assert "checksums" in program.run("--verify-checkpoint", first, check=False).stderr
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_checkpoint_of_version_2_goes_on(ranks, tmp_path):
+    whole = program.train(tmp_path / "a", *MODEL, "--steps=6", "--checkpoint-every=3", ranks=ranks)
+    old = write_version_2(tmp_path / "a/checkpoint-00000003", tmp_path / "old/checkpoint-00000003")
+    again = program.train(tmp_path / "b", *MODEL, "--steps=6", "--resume", old, ranks=ranks)
+    assert again.losses == whole.losses[3:]
+    assert boxes.contents(tmp_path / "b/checkpoint-00000006") == boxes.contents(tmp_path / "a/checkpoint-00000006")
+    damage(old / "optimizer.safetensors")
+    expect_error("optimizer.safetensors does not have the checksum", *MODEL, "--steps=6", f"--out-dir={tmp_path}/c", "--resume", old)
+    program.run(*MODEL, "--steps=0", "--sample-tokens=0", f"--init={old}")  # which reads the weights alone
+    damage(old / "model.safetensors")
+    expect_error("model.safetensors does not have the checksum", *MODEL, "--steps=0", f"--init={old}")
 
 
 def test_resume_takes_no_checkpoint_of_a_branch_that_was_left(tmp_path):
@@ -221,7 +282,7 @@ def set_clock(checkpoint, seconds):
     """As if the checkpoint had been saved that much later."""
     path = checkpoint / "manifest.json"
     manifest = json.loads(path.read_text())
-    path.write_text(json.dumps(sealed(manifest | {"saved_at": manifest["saved_at"] + round(seconds * 1e9)})))
+    write_sealed(path, manifest | {"saved_at": manifest["saved_at"] + round(seconds * 1e9)})
 
 
 @pytest.mark.parametrize("has_record", [True, False])
@@ -237,13 +298,13 @@ def test_a_clock_that_was_set_back_hides_no_steps(has_record, tmp_path):
     texts = [program.run("--generate", "--sample-tokens=20", f"--resume={tmp_path}{name}").stdout for name in ("", "/checkpoint-00000006", "/checkpoint-00000002")]
     assert texts[0] == texts[1] != texts[2]
     program.run(*MODEL, f"--init={tmp_path}", "--steps=1", "--lr=0", f"--out-dir={tmp_path}/second", "--sample-tokens=0")
-    weights = [safetensors_numpy.load(path / "model.safetensors") for path in (tmp_path / "second/checkpoint-00000001", tmp_path / "checkpoint-00000006")]
+    weights = [boxes.weights(path) for path in (tmp_path / "second/checkpoint-00000001", tmp_path / "checkpoint-00000006")]
     assert all(np.array_equal(weights[0][name], weights[1][name]) for name in weights[1])
     # The newest whole one, if the newest is damaged.
-    (tmp_path / "checkpoint-00000006/model.safetensors").write_bytes(b"")
+    (tmp_path / "checkpoint-00000006" / WEIGHTS).write_bytes(b"")
     shutil.rmtree(tmp_path / "best")
-    refused = program.run(*MODEL, "--sample-tokens=0", "--steps=7", "--resume", f"--out-dir={tmp_path}", check=False)
-    assert refused.stderr.endswith(f"--resume {tmp_path}/checkpoint-00000004\n")
+    result = program.run(*MODEL, "--sample-tokens=0", "--steps=7", "--resume", f"--out-dir={tmp_path}")
+    assert f"resuming from {tmp_path}/checkpoint-00000004 after step 4" in said(result)
 
 
 @pytest.mark.parametrize("has_record", [True, False])
@@ -364,7 +425,7 @@ def test_damage_and_another_model_are_refused(tmp_path):
     program.train(tmp_path / "run", *MODEL, "--steps=1")
     checkpoint = tmp_path / "run" / "checkpoint-00000001"
     expect_error("--layers", *MODEL, "--layers=3", f"--out-dir={tmp_path / 'x'}", "--resume", checkpoint)
-    for file in ("model.safetensors", "optimizer.safetensors"):
+    for file in (WEIGHTS, STATE, "checksums-00000.json"):
         damaged = tmp_path / f"damaged-{file}"
         shutil.copytree(checkpoint, damaged)
         content = bytearray((damaged / file).read_bytes())
@@ -386,14 +447,14 @@ def test_a_checkpoint_holds_what_it_says(tmp_path):
     assert (manifest["step"], manifest["samples"]) == (3, 72)
     assert manifest["configuration"] == run.record["configuration"]
     assert not list(tmp_path.glob("*.partial"))
-    weights = safetensors_numpy.load(checkpoint / "model.safetensors")
+    weights = boxes.weights(checkpoint)
     exported = safetensors_numpy.load(tmp_path / "export.safetensors")
-    moments = safetensors_numpy.load(checkpoint / "optimizer.safetensors")
+    moments = boxes.state(checkpoint)
     assert weights.keys() == exported.keys()
     for name, tensor in weights.items():
         assert np.array_equal(tensor, exported[name])
-        assert moments[f"{name}.exp_avg"].shape == moments[f"{name}.exp_avg_sq"].shape == tensor.shape
-        assert (moments[f"{name}.exp_avg_sq"] >= 0).all()
+        state = [moments[f"optim.state.{name}.{of}"] for of in ("exp_avg", "exp_avg_sq")]
+        assert state[0].shape == state[1].shape == tensor.shape and (state[1] >= 0).all()
 
 
 @pytest.mark.parametrize(("done", "options", "reason"), [

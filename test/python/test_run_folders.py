@@ -9,8 +9,8 @@ import subprocess
 import numpy as np
 import pytest
 
+import boxes
 import program
-import safetensors_numpy
 from refused import one_error
 
 TINY = ["--layers=2", "--heads=2", "--channels=32", "--seq-len=16"]
@@ -68,8 +68,7 @@ def test_resume_alone_goes_on_as_the_run_began(tmp_path):
         validations = [[line.get("val_loss") for line in run.lines] for run in (program.Run(folder), whole)]
         assert validations[0] == validations[1]
         assert (folder / "checkpoint-00000004").is_dir()
-        weights = "checkpoint-00000006/model.safetensors"
-        assert (folder / weights).read_bytes() == (whole.out_dir / weights).read_bytes()
+        assert boxes.contents(folder / "checkpoint-00000006") == boxes.contents(whole.out_dir / "checkpoint-00000006")
         assert len(settings_given(folder)) == (len(settings_given(whole.out_dir)) if has_configuration else 1)
         assert settings_given(folder) <= settings_given(whole.out_dir)
     (folder / "config.toml").unlink()
@@ -184,12 +183,11 @@ def test_names_that_no_record_can_hold_are_refused(tmp_path):
 def test_init_takes_a_checkpoint(named, tmp_path):
     first = program.train(tmp_path / "first", *TINY, *QUIET, "--steps=3", "--checkpoint-every=2")
     checkpoint = first.out_dir / "checkpoint-00000003"
-    given = {"run": first.out_dir, "checkpoint": checkpoint, "file": checkpoint / "model.safetensors"}[named]
+    given = {"run": first.out_dir, "checkpoint": checkpoint, "file": checkpoint / "weights-00000-1.safetensors"}[named]
     sizes = TINY if named == "file" else []  # a directory knows its model
     second = program.train(tmp_path / "second", *sizes, *QUIET, "--steps=2", f"--init={given}", "--lr=0", ranks=2)
     assert second.column("step") == [1, 2]
-    weights, others = (safetensors_numpy.load(path) for path in (checkpoint / "model.safetensors",
-                                                                 second.out_dir / "checkpoint-00000002/model.safetensors"))
+    weights, others = (boxes.weights(path) for path in (checkpoint, second.out_dir / "checkpoint-00000002"))
     assert all(np.array_equal(weights[name], others[name]) for name in weights)
     # Its configuration repeats it, as it was given.
     assert f"init = {str(given)!r}".replace("'", '"') in (second.out_dir / "config.toml").read_text()
@@ -227,15 +225,15 @@ def test_a_plan_leaves_its_directory_free(tmp_path):
 
 def test_init_refuses_a_damaged_checkpoint(tmp_path):
     first = program.train(tmp_path / "first", *TINY, *QUIET, "--steps=1")
-    weights = first.out_dir / "checkpoint-00000001/model.safetensors"
+    weights = first.out_dir / "checkpoint-00000001/weights-00000-1.safetensors"
     content = bytearray(weights.read_bytes())
     content[-3] ^= 1
     # Only the weights are read.
-    (weights.parent / "optimizer.safetensors").unlink()
+    (weights.parent / "state-00000-1.safetensors").unlink()
     program.run(*QUIET, f"--init={first.out_dir}", "--steps=1", f"--out-dir={tmp_path}/whole")
     weights.write_bytes(content)
     refused = program.run(*QUIET, f"--init={first.out_dir}", "--steps=1", f"--out-dir={tmp_path}/x", check=False)
-    assert one_error(refused.stderr).startswith("--init: ") and "model.safetensors" in refused.stderr
+    assert one_error(refused.stderr).startswith("--init: ") and "weights-00000-1.safetensors" in refused.stderr
     empty = program.run(*QUIET, f"--init={tmp_path}", "--steps=1", check=False)
     assert one_error(empty.stderr).startswith("--init: ")
 
@@ -280,7 +278,7 @@ def test_overwrite_is_refused_where_it_would_lose_or_do_nothing(tmp_path):
     (tmp_path / "link").symlink_to(first.out_dir / "checkpoint-00000001")
     for options, text in (([f"--init={first.out_dir}", f"--out-dir={first.out_dir}"], "--overwrite would remove"),
                           ([f"--init={tmp_path}/link", f"--out-dir={first.out_dir}"], "--overwrite would remove"),
-                          ([f"--init={first.out_dir}/checkpoint-00000001/model.safetensors", f"--out-dir={first.out_dir}"],
+                          ([f"--init={first.out_dir}/checkpoint-00000001/weights-00000-1.safetensors", f"--out-dir={first.out_dir}"],
                            "--overwrite would remove"),
                           ([f"--out-dir={first.out_dir}", "--resume"], "--overwrite replaces a run, and --resume continues it;"),
                           ([f"--out-dir={first.out_dir}", "--resume-if-any"], "and --resume-if-any continues it;"),

@@ -9,7 +9,7 @@ import pytest
 
 import program
 from model_folders import LLAMA
-from old_checkpoint import sealed
+from old_checkpoint import sealed, write_sealed
 from refused import ENVIRONMENT, one_error
 from tcp_job import Job
 
@@ -168,13 +168,14 @@ def test_what_may_differ(place, tmp_path):
 
 
 def train_apart(tmp_path, changes, *options):
-    """A job with a process for each change, on machines of their own: in the folder of a rank the change was made."""
+    """A job with a process for each change, on machines of their own, which share the folder of results: in the folder of a rank
+    the change was made."""
     job = Job(len(changes))
     for rank, change in enumerate(changes):
         folder = tmp_path / str(rank)
         write_data(folder)
         change(folder)
-        job.start(rank, "env", "-C", folder, program.ROOT / program.PROGRAM, *MODEL, "--steps=2", "--out-dir=run", *options)
+        job.start(rank, "env", "-C", folder, program.ROOT / program.PROGRAM, *MODEL, "--steps=2", f"--out-dir={tmp_path}/run", *options)
     return job.end()
 
 
@@ -185,7 +186,7 @@ def nothing(folder):
 def refused(tmp_path, ended, words):
     assert set(ended.statuses) == {1} and ended.out == ""
     assert one_error(ended.err) == words
-    assert not list(tmp_path.glob("*/run"))
+    assert not list(tmp_path.glob("**/run"))
 
 
 SAME_FILES = "; give all processes the same files"
@@ -376,7 +377,7 @@ def test_a_checkpoint_without_a_record_of_its_data(run, tmp_path):
     entries = json.loads(manifest.read_text())
     assert sealed(entries) == entries and list(entries["data"]) == ["train-data", "val-data"]
     del entries["data"]
-    manifest.write_text(json.dumps(sealed(entries)))
+    write_sealed(manifest, entries)
     append("d/text.txt", "more")(tmp_path)
     (tmp_path / "d/text.txt").rename(tmp_path / "d/book.txt")
     assert 'note: --train-data is "d/book.txt", but was "d/text.txt" in the checkpoint' in run(*RESUME, "--train-data=d/book.txt", steps=4)

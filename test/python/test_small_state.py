@@ -4,9 +4,9 @@ import re
 
 import pytest
 
+import boxes
 import planned
 import program
-import safetensors_numpy
 
 SMALL = ["--layers=2", "--heads=2", "--channels=32", "--seq-len=16", "--global-batch-tokens=384", "--dtype=bf16", "--device=cpu"]
 # A micro-batch's gradient has the same bits on every mesh. The norm adds squares in another order, so it may not matter.
@@ -21,7 +21,7 @@ def train(out_dir, *options, ranks=1):
     """The run, and the weights and moments of its last checkpoint."""
     run = program.train(out_dir, *SMALL, *ALIKE, *options, ranks=ranks, env=ONE_THREAD)
     folder = sorted(out_dir.glob("checkpoint-*"))[-1]
-    return run, [safetensors_numpy.load(folder / f"{name}.safetensors") for name in ("model", "optimizer")]
+    return run, [boxes.weights(folder), boxes.state(folder)]
 
 
 def same(a, b):
@@ -54,7 +54,7 @@ def test_resume_from_8_bits_is_exact(tmp_path):
     one = program.train(tmp_path / "whole", f"--resume={tmp_path}/whole/checkpoint-00000005", "--steps=12", "--device=cpu", env=ONE_THREAD)
     folder = sorted((tmp_path / "whole").glob("checkpoint-*"))[-1]
     assert one.losses == whole.losses
-    assert same([safetensors_numpy.load(folder / f"{name}.safetensors") for name in ("model", "optimizer")], files)
+    assert same([boxes.weights(folder), boxes.state(folder)], files)
     few = [len(set(map(float, tensor.ravel()))) for name, tensor in files[1].items() if tensor.size == 4096 and "wpe" not in name]
     assert few and max(few) < 4096 * 0.9  # numbers repeat: a block has at most 256
     program.run(f"--out-dir={tmp_path}/parts", "--resume", "--steps=14", "--moments-dtype=fp32", "--sample-tokens=0")
@@ -63,7 +63,7 @@ def test_resume_from_8_bits_is_exact(tmp_path):
 
 
 def test_the_state_is_in_bf16(tmp_path):
-    """All numbers of a checkpoint, which are fp32, have the 16 low bits of bf16: none."""
+    """All numbers of a checkpoint, read as fp32, have the 16 low bits of bf16: none."""
     for options, in_bf16 in ([], (False, False)), (SMALLEST[:1], (False, True)), (SMALLEST[1:], (True, False)), (SMALLEST, (True, True)):
         _, state = train(tmp_path / "-".join(["run", *options]), *options)
         assert tuple(all((tensor.view("uint32") & 0xffff == 0).all() for tensor in part.values()) for part in state) == in_bf16

@@ -236,6 +236,26 @@ def test_a_checkpoint_on_one_machine_only(having, tmp_path):
     refused(job.end(), f"rank 1 is at step {having} and rank 0 at step {1 - having}: the processes do not see the same checkpoint")
 
 
+def test_processes_that_see_different_folders(tmp_path):
+    """Each would save its part in a folder of its own. They learn it before the first step, and nothing is left behind."""
+    for rank in (0, 1):
+        (tmp_path / str(rank)).mkdir()
+    (tmp_path / "0/x").mkdir()
+    for where in ("x", "y/z", "."):
+        job = Job(2)
+        for rank in (0, 1):
+            job.start(rank, "env", "-C", tmp_path / str(rank), program.ROOT / program.PROGRAM, *MODEL, "--steps=2", f"--out-dir={where}")
+        refused(job.end(), f"--out-dir: rank 1 does not see the folder {where} of rank 0, where all processes save checkpoints; "
+                           "give a folder that all machines share")
+        assert sorted(path.name for path in tmp_path.rglob("*")) == ["0", "1", "x"]
+    job = Job(2)  # one folder by two names, which links lead to
+    for rank in (0, 1):
+        (tmp_path / f"{rank}/link").symlink_to(tmp_path)
+        job.start(rank, "env", "-C", tmp_path / str(rank), program.ROOT / program.PROGRAM, *MODEL, "--steps=2", "--out-dir=link/shared",
+                  "--sample-tokens=0")
+    assert job.end().statuses == [0, 0] and (tmp_path / "shared/checkpoint-00000002/checksums-00001.json").exists()
+
+
 def test_another_world_size():
     job = Job(2)
     job.start(0, PROBE, "world")

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
+import boxes
 import model_bounds
 import program
 import reference_llama
@@ -51,9 +52,9 @@ def torch_factors(schedule, warmup, steps, min_fraction):
     return factors
 
 
-def norm_at(experiment, file):
-    """The norm of the batch's gradients at the weights in a file."""
-    weights = {name: torch.from_numpy(weight).double() for name, weight in safetensors_numpy.load(file).items()}
+def norm_at(experiment, checkpoint):
+    """The norm of the batch's gradients at the weights of a checkpoint."""
+    weights = {name: torch.from_numpy(weight).double() for name, weight in boxes.weights(checkpoint).items()}
     _, gradients = reference_model.loss_and_gradients(weights, experiment.sizes, experiment.tokens)
     return torch.linalg.vector_norm(torch.cat([gradient.reshape(-1) for gradient in gradients.values()])).item()
 
@@ -72,7 +73,7 @@ def compare(experiment, name, options, expected, ranks=1):
     # At the same weights the norm is as near as the gradients: 1e-5 of it. Only in the first step does PyTorch's run have the
     # same weights. AdamW moves a weight by up to lr, whatever its gradient's size, and rounding reverses some moves.
     own = run.column("grad_norm")
-    exact = [norms[0], *(norm_at(experiment, run.out_dir / f"checkpoint-{step:08}/model.safetensors") for step in saved)]
+    exact = [norms[0], *(norm_at(experiment, run.out_dir / f"checkpoint-{step:08}") for step in saved)]
     assert np.allclose([own[step] for step in (0, *saved)], exact, rtol=1e-5, atol=0)
     return run, safetensors_numpy.load(export), weights
 

@@ -13,6 +13,7 @@ import time
 import numpy as np
 import pytest
 
+import boxes
 import program
 import safetensors_numpy
 from program import digest
@@ -30,8 +31,8 @@ def train(folder, *options, ranks=4, **how):
     out = program.run(f"--out-dir={folder}", *TINY, *options, f"--export={folder}/w.safetensors", ranks=ranks, **how).stdout
     run = program.Run(folder)
     newest = sorted(folder.glob("checkpoint-*"))[-1]
-    files = [digest(folder / "w.safetensors")] + [digest(newest / name) for name in ("model.safetensors", "optimizer.safetensors")]
-    return run, (run.losses, run.column("grad_norm"), run.lines[-1].get("val_loss"), files), out
+    saved = [digest(folder / "w.safetensors"), boxes.contents(newest)]
+    return run, (run.losses, run.column("grad_norm"), run.lines[-1].get("val_loss"), saved), out
 
 
 def sample(out):

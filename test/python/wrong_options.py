@@ -24,7 +24,7 @@ def of_another_run(name):
 
 def checkpoint(folder):
     (folder / "checkpoint-00000001").mkdir()
-    (folder / "checkpoint-00000001/model.safetensors").touch()
+    (folder / "checkpoint-00000001/weights-00000-1.safetensors").touch()
 
 
 EXAMPLE = '{"ctx": "once", "endings": ["a", "b", "c", "d"], "label": 2}\n'
@@ -229,7 +229,7 @@ OPTIONS = [
     *(Case(f"{option[2:]} over another run's {name}", ["--out-dir={}/a", f"{option}={{}}/b/{name}"], [option, "for other results"], of_another_run(name))
       for option, name in (("--export", "metrics.jsonl"), ("--metrics", "config.toml"), ("--export", "pipeline-measured.svg"),
                            ("--export", "algorithms.txt"))),
-    Case("export into a checkpoint", ["--out-dir={}/a", "--export={}/a/checkpoint-00000004/model.safetensors"],
+    Case("export into a checkpoint", ["--out-dir={}/a", "--export={}/a/checkpoint-00000004/weights-00000-1.safetensors"],
          ["--export", "for other results"]),
     Case("configuration is a device", ["--config=/dev/zero"], ["/dev/zero is a device"]),
     Case("configuration type", ["--config={}/c.toml"], ["c.toml, line 2", "'3.5' is not a whole number"],

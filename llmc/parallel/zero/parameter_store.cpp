@@ -292,76 +292,103 @@ void ParameterStore::transfer_part(int unit, int piece, Kept kept, const Element
 }
 
 template <class F>
-void ParameterStore::for_each_piece(int unit, Kept kept, bool writes, const F& f) const {
+void ParameterStore::for_each_piece(int unit, Kept kept, const ElementRange& run, bool writes,
+                                    const F& f) const {
     for (int piece = 0; piece < std::ssize(pieces(unit)); ++piece) {
         const StatePiece& of = pieces(unit)[static_cast<std::size_t>(piece)];
-        if (!writes) transfer_part(unit, piece, kept, {0, of.elements()}, false);
-        f(of, held(in_buffer(unit, piece, static_cast<int>(beside_step)), kept));
-        if (writes) transfer_part(unit, piece, kept, {0, of.elements()}, true);
+        const ElementRange part = intersection(run, {of.begin, of.end});
+        if (part.size() == 0) continue;
+        const ElementRange in_piece{part.begin - of.begin, part.end - of.begin};
+        if (!writes) transfer_part(unit, piece, kept, in_piece, false);
+        f(part, held(in_buffer(unit, piece, static_cast<int>(beside_step)), kept)
+                    .flat(in_piece.begin, in_piece.size()));
+        if (writes) transfer_part(unit, piece, kept, in_piece, true);
     }
 }
 
-void ParameterStore::set_weights(int unit, std::span<const float> values) {
+std::int64_t ParameterStore::window(int unit) const {
+    // A whole number of blocks of 8 bits, and of blocks on the disk, in which pieces begin at multiples of a power of
+    // two. Parameters that are kept elsewhere too are copied there as a whole.
+    constexpr std::int64_t most = std::int64_t{1} << 20;
+    const bool is_whole = are_offloaded(unit) || buffers(unit).host_parameters.data != nullptr;
+    return is_whole ? updated(unit).size() : most;
+}
+
+DType ParameterStore::dtype_in_files(int unit, Kept kept) const {
+    const DType dtype = is_on_disk(kept) && is_of_optimizer(kept) ? dtypes_.moments : held(unit, kept).dtype;
+    return (is_on_disk(kept) && kept == Kept::master) || dtype == DType::uint8 ? DType::fp32 : dtype;
+}
+
+namespace {
+
+// The values of a part of a run.
+template <class T>
+std::span<T> values_of(std::span<T> values, const ElementRange& run, const ElementRange& part) {
+    return values.subspan(static_cast<std::size_t>(part.begin - run.begin),
+                          static_cast<std::size_t>(part.size()));
+}
+
+}  // namespace
+
+void ParameterStore::set_weights(int unit, const ElementRange& window, std::span<const float> values) {
     require_finished();
     const UnitBuffers& own = buffers(unit);
-    check(static_cast<std::int64_t>(values.size()) == own.updated_parameters.elements(),
-          "as many weights as this rank updates");
+    check(std::ssize(values) == window.size(), "as many weights as the window has");
     if (is_state_on_disk() && has_master()) {
-        for_each_piece(unit, Kept::master, true, [&](const StatePiece& piece, const Tensor& master) {
-            upload_rounded(updating_device(), master,
-                           values.subspan(static_cast<std::size_t>(piece.begin),
-                                          static_cast<std::size_t>(piece.elements())));
+        for_each_piece(unit, Kept::master, window, true, [&](const ElementRange& part, const Tensor& master) {
+            upload_rounded(updating_device(), master, values_of(values, window, part));
         });
     } else if (has_master()) {
-        upload_rounded(updating_device(), own.master, values);
+        upload_rounded(updating_device(), own.master.flat(window.begin, window.size()), values);
     }
-    upload_rounded(device_, own.updated_parameters, values);
+    upload_rounded(device_, own.updated_parameters.flat(window.begin, window.size()), values);
     store_parameters(unit);
 }
 
 template <class F>
-void ParameterStore::for_each_run_of_state(int unit, Kept kept, const F& f) const {
+void ParameterStore::for_each_run_of_state(int unit, Kept kept, const ElementRange& run, const F& f) const {
     const std::size_t number = number_of(kept);
-    for (const UpdateGroup& group : groups(unit))
-        if (number < group.optimizer->state.size())
-            f(group.range, state(unit, kept).values.flat(group.in_state[number], group.range.size()));
+    for (const UpdateGroup& group : groups(unit)) {
+        const ElementRange part = intersection(run, group.range);
+        if (number < group.optimizer->state.size() && part.size() > 0)
+            f(part, state(unit, kept)
+                        .values.flat(group.in_state[number] + part.begin - group.range.begin, part.size()));
+    }
 }
 
-void ParameterStore::read(int unit, Kept kept, std::span<float> values) const {
+void ParameterStore::read(int unit, Kept kept, const ElementRange& run, std::span<float> values) const {
     require_finished();
     if (is_on_disk(kept)) {
-        return for_each_piece(unit, kept, false, [&](const StatePiece& piece, const Tensor& of) {
-            download_widened(updating_device(),
-                             values.subspan(static_cast<std::size_t>(piece.begin),
-                                            static_cast<std::size_t>(piece.elements())),
-                             of);
+        return for_each_piece(unit, kept, run, false, [&](const ElementRange& part, const Tensor& of) {
+            download_widened(updating_device(), values_of(values, run, part), of);
         });
     }
     if (is_of_parameters(kept)) fetch_parameters(unit);
-    if (!is_of_optimizer(kept)) return download_widened(device_of(kept), values, held(unit, kept));
+    if (!is_of_optimizer(kept))
+        return download_widened(device_of(kept), values, held(unit, kept).flat(run.begin, run.size()));
     if (!is_in_8_bits(unit, kept)) {
         std::ranges::fill(values, 0.0F);
-        return for_each_run_of_state(unit, kept, [&](const ElementRange& range, const Tensor& run) {
-            download_widened(
-                device_of(kept),
-                values.subspan(static_cast<std::size_t>(range.begin), static_cast<std::size_t>(range.size())),
-                run);
+        return for_each_run_of_state(unit, kept, run, [&](const ElementRange& part, const Tensor& of) {
+            download_widened(device_of(kept), values_of(values, run, part), of);
         });
     }
     const UpdateState& of = state(unit, kept);
-    std::vector<std::uint8_t> entries(values.size());
-    std::vector<float> greatest(static_cast<std::size_t>(of.amax.elements())),
-        of_small(static_cast<std::size_t>(of.packed.elements()));
-    device_.download(entries.data(), of.values);
-    device_.download(greatest.data(), of.amax);
-    device_.download(of_small.data(), of.packed);
+    // Whole blocks.
+    const std::int64_t first = run.begin / eight_bit_block,
+                       blocks = (run.end + eight_bit_block - 1) / eight_bit_block - first;
+    std::vector<std::uint8_t> entries(static_cast<std::size_t>(blocks * eight_bit_block));
+    std::vector<float> greatest(static_cast<std::size_t>(blocks)), widened(entries.size());
+    device_.download(entries.data(), of.values.flat(first * eight_bit_block, blocks * eight_bit_block));
+    device_.download(greatest.data(), of.amax.flat(first, blocks));
     for (std::size_t block = 0; block < greatest.size(); ++block)
-        from_8_bits(values.subspan(block * eight_bit_block, eight_bit_block),
+        from_8_bits(std::span(widened).subspan(block * eight_bit_block, eight_bit_block),
                     &entries[block * eight_bit_block], greatest[block], table(kept));
+    std::copy_n(widened.begin() + (run.begin - first * eight_bit_block), run.size(), values.begin());
     for (const UpdateSegment& segment : groups(unit).front().segments) {
-        if (segment.in_packed >= 0)
-            std::copy_n(of_small.begin() + segment.in_packed, segment.end - segment.begin,
-                        values.begin() + segment.begin);
+        const ElementRange part = intersection(run, {segment.begin, segment.end});
+        if (segment.in_packed >= 0 && part.size() > 0)
+            download_widened(device_, values_of(values, run, part),
+                             of.packed.flat(segment.in_packed + part.begin - segment.begin, part.size()));
     }
 }
 
@@ -369,23 +396,13 @@ void ParameterStore::for_each_held(int unit, Kept kept, const ElementRange& part
                                    const std::function<void(Device&, const Tensor&)>& f) const {
     require_finished();
     const auto give = [&](const Tensor& tensor) { f(device_of(kept), tensor); };
-    if (is_on_disk(kept)) {
-        for (int piece = 0; piece < std::ssize(pieces(unit)); ++piece) {
-            const StatePiece& of = pieces(unit)[static_cast<std::size_t>(piece)];
-            const ElementRange mine = intersection(part, {of.begin, of.end});
-            if (mine.size() == 0) continue;
-            transfer_part(unit, piece, kept, {mine.begin - of.begin, mine.end - of.begin}, false);
-            give(held(in_buffer(unit, piece, static_cast<int>(beside_step)), kept)
-                     .flat(mine.begin - of.begin, mine.size()));
-        }
-        return;
-    }
+    if (is_on_disk(kept))
+        return for_each_piece(unit, kept, part, false,
+                              [&](const ElementRange&, const Tensor& of) { give(of); });
     if (is_of_parameters(kept)) fetch_parameters(unit);
     if (is_of_optimizer(kept) && !is_in_8_bits(unit, kept)) {
-        return for_each_run_of_state(unit, kept, [&](const ElementRange& range, const Tensor& run) {
-            const ElementRange mine = intersection(part, range);
-            if (mine.size() > 0) give(run.flat(mine.begin - range.begin, mine.size()));
-        });
+        return for_each_run_of_state(unit, kept, part,
+                                     [&](const ElementRange&, const Tensor& of) { give(of); });
     }
     const Tensor elements = held(unit, kept).flat(part.begin, part.size());
     if (!is_in_8_bits(unit, kept)) return give(elements);
@@ -400,40 +417,37 @@ void ParameterStore::for_each_held(int unit, Kept kept, const ElementRange& part
     give(of.amax.flat(first, end - first));
 }
 
-void ParameterStore::set_state(int unit, Kept kept, std::span<const float> values) const {
+void ParameterStore::set_state(int unit, Kept kept, const ElementRange& window,
+                               std::span<const float> values) const {
     require_finished();
     if (is_on_disk(kept)) {
-        return for_each_piece(unit, kept, true, [&](const StatePiece& piece, const Tensor& of) {
-            upload_rounded(updating_device(), of,
-                           values.subspan(static_cast<std::size_t>(piece.begin),
-                                          static_cast<std::size_t>(piece.elements())));
+        return for_each_piece(unit, kept, window, true, [&](const ElementRange& part, const Tensor& of) {
+            upload_rounded(updating_device(), of, values_of(values, window, part));
         });
     }
     const UpdateState& of = state(unit, kept);
     if (!is_in_8_bits(unit, kept)) {
-        return for_each_run_of_state(unit, kept, [&](const ElementRange& range, const Tensor& run) {
-            upload_rounded(updating_device(), run,
-                           values.subspan(static_cast<std::size_t>(range.begin),
-                                          static_cast<std::size_t>(range.size())));
+        return for_each_run_of_state(unit, kept, window, [&](const ElementRange& part, const Tensor& to) {
+            upload_rounded(updating_device(), to, values_of(values, window, part));
         });
     }
-    std::vector<float> large(values.begin(), values.end()),
-        of_small(static_cast<std::size_t>(of.packed.elements())),
-        greatest(static_cast<std::size_t>(of.amax.elements()));
+    std::vector<float> large(values.begin(), values.end());
     for (const UpdateSegment& segment : groups(unit).front().segments) {
-        if (segment.in_packed < 0) continue;
-        std::copy(values.begin() + segment.begin, values.begin() + segment.end,
-                  of_small.begin() + segment.in_packed);
-        std::fill(large.begin() + segment.begin, large.begin() + segment.end, 0.0F);
+        const ElementRange part = intersection(window, {segment.begin, segment.end});
+        if (segment.in_packed < 0 || part.size() == 0) continue;
+        const std::span<float> small = values_of(std::span(large), window, part);
+        device_.upload(of.packed.flat(segment.in_packed + part.begin - segment.begin, part.size()),
+                       small.data());
+        std::ranges::fill(small, 0.0F);
     }
     std::vector<std::uint8_t> entries(values.size());
+    std::vector<float> greatest(values.size() / eight_bit_block);
     for (std::size_t block = 0; block < greatest.size(); ++block)
         greatest[block] =
             to_8_bits(&entries[block * eight_bit_block],
                       std::span(large).subspan(block * eight_bit_block, eight_bit_block), table(kept));
-    device_.upload(of.values, entries.data());
-    device_.upload(of.amax, greatest.data());
-    device_.upload(of.packed, of_small.data());
+    device_.upload(of.values.flat(window.begin, window.size()), entries.data());
+    device_.upload(of.amax.flat(window.begin / eight_bit_block, std::ssize(greatest)), greatest.data());
 }
 
 void ParameterStore::round_stochastically(std::uint64_t seed, std::int64_t step) {
@@ -453,10 +467,12 @@ void ParameterStore::round_stochastically(std::uint64_t seed, std::int64_t step)
     for (int unit = 0; unit < units(); ++unit) {
         if (!has(unit)) continue;
         if (is_on_disk(Kept::master)) {
-            for_each_piece(unit, Kept::master, false, [&](const StatePiece& piece, const Tensor& master) {
-                round(buffers(unit).updated_parameters.flat(piece.begin, piece.elements()), master,
-                      first_element(unit) + piece.begin);
-            });
+            const ElementRange all{0, updated(unit).size()};
+            for_each_piece(unit, Kept::master, all, false,
+                           [&](const ElementRange& part, const Tensor& master) {
+                               round(buffers(unit).updated_parameters.flat(part.begin, part.size()), master,
+                                     first_element(unit) + part.begin);
+                           });
         } else {
             round(buffers(unit).updated_parameters, buffers(unit).master, first_element(unit));
         }

@@ -130,19 +130,35 @@ class ParameterStore {
     // This rank's shard of a flat buffer: of a unit's elements, or of one number per norm block of the unit.
     Tensor own_shard(const Tensor& flat) const;
 
-    // Sets the weights that this rank updates from fp32 values on the host: the master weights, and from
-    // them, rounded, the parameters. build_parameter_gathers later gathers the elements that other ranks
-    // update.
-    void set_weights(int unit, std::span<const float> values);
-    // Reads this rank's elements of a unit, in fp32.
-    void read(int unit, Kept kept, std::span<float> values) const;
+    // ---- Access by windows: runs of the elements that this rank updates of a unit, counted from the first of these. A
+    // window begins at a multiple of this number, and the last one ends with the elements.
+    std::int64_t window(int unit) const;
+
+    // Sets the weights of a window from fp32 values on the host: the master weights, and from them, rounded, the
+    // parameters. build_parameter_gathers later gathers the elements that other ranks update.
+    void set_weights(int unit, const ElementRange& window, std::span<const float> values);
+    // Sets a tensor of state.
+    void set_state(int unit, Kept kept, const ElementRange& window, std::span<const float> values) const;
+    // Reads any run, in fp32.
+    void read(int unit, Kept kept, const ElementRange& run, std::span<float> values) const;
+    // The same of all elements.
+    void set_weights(int unit, std::span<const float> values) { set_weights(unit, all(values), values); }
+    void set_state(int unit, Kept kept, std::span<const float> values) const {
+        set_state(unit, kept, all(values), values);
+    }
+    void read(int unit, Kept kept, std::span<float> values) const { read(unit, kept, all(values), values); }
+    // The dtype that holds them exactly.
+    DType dtype_in_files(int unit, Kept kept) const;
+    // Whether a read brings the unit's offloaded parameters to the device, all of them.
+    bool reads_offloaded_parameters(int unit, Kept kept) const {
+        return are_offloaded(unit) && is_of_parameters(kept);
+    }
+
     // Calls f for the tensors that hold a part of these elements, which are those of one tensor, and the device in
     // whose memory they are. They are several for state in 8 bits, and for state on disk, which passes through a
     // buffer.
     void for_each_held(int unit, Kept kept, const ElementRange& part,
                        const std::function<void(Device&, const Tensor&)>& f) const;
-    // Sets a tensor of state.
-    void set_state(int unit, Kept kept, std::span<const float> values) const;
     // Rounds this rank's master weights into its parameters as the update's stochastic rounding did after `step`.
     void round_stochastically(std::uint64_t seed, std::int64_t step);
     // Sets this rank's initial weights. They are the same on every mesh.
@@ -151,10 +167,10 @@ class ParameterStore {
   private:
     std::vector<UpdateGroup> make_groups(int unit, double weight_decay,
                                          const HyperparameterValues& numbers) const;
-    // Calls f(a range of the elements that this rank updates, the tensor that holds them) for all of a tensor of state
-    // that is not in 8 bits.
+    // Calls f(a part of the run, the tensor that holds it) for those of a tensor of state that is not in 8 bits.
     template <class F>
-    void for_each_run_of_state(int unit, Kept kept, const F& f) const;
+    void for_each_run_of_state(int unit, Kept kept, const ElementRange& run, const F& f) const;
+    static ElementRange all(std::span<const float> values) { return {0, std::ssize(values)}; }
     static bool is_of_optimizer(Kept kept) { return kept == Kept::state1 || kept == Kept::state2; }
     static std::size_t number_of(Kept kept) { return kept == Kept::state1 ? 0 : 1; }
     const UpdateState& state(int unit, Kept kept) const { return buffers(unit).state[number_of(kept)]; }
@@ -185,9 +201,10 @@ class ParameterStore {
     }
     // Reads or writes some elements of a piece outside a step.
     void transfer_part(int unit, int piece, Kept kept, const ElementRange& part, bool writes) const;
-    // Calls f(the piece, its elements in memory) for each piece on disk: they are read before, or written after.
+    // Calls f(a part of the run, its elements in memory) for each piece on disk that has one: they are read before, or
+    // written after.
     template <class F>
-    void for_each_piece(int unit, Kept kept, bool writes, const F& f) const;
+    void for_each_piece(int unit, Kept kept, const ElementRange& run, bool writes, const F& f) const;
 
     Device& device_;
     StoreDtypes dtypes_;

@@ -1,4 +1,4 @@
-// Sends and receives units one at a time, and merges or divides the tensors of tensor-parallel ranks.
+// Sends and receives units one at a time, and merges the tensors of tensor-parallel ranks.
 #include "llmc/parallel/zero/unit_transfer.h"
 
 #include <algorithm>
@@ -21,9 +21,9 @@ std::span<float> resized(std::vector<float>& buffer, std::int64_t elements) {
 
 }  // namespace
 
-UnitTransfer::UnitTransfer(Device& device, const ParameterStore& store, Communicator& world, const Mesh& mesh,
+UnitTransfer::UnitTransfer(const ParameterStore& store, Communicator& world, const Mesh& mesh,
                            std::span<const StagePart> parts)
-    : device_(device), store_(store), world_(world), mesh_(mesh), parts_(parts) {
+    : store_(store), world_(world), mesh_(mesh), parts_(parts) {
     for (const UnitLayout& layout : store.layouts()) units_.emplace_back(layout.spec());
 }
 
@@ -31,8 +31,8 @@ UnitTransfer::UnitTransfer(Device& device, const ParameterStore& store, Communic
 // unit's.
 std::vector<float>& UnitTransfer::part() { return mesh_.tensor == 1 ? whole_ : own_; }
 
-// Copies between the whole unit and one tensor-parallel rank's flat buffer.
-void UnitTransfer::copy_part(int unit, int tensor_rank, bool from_whole) {
+// Copies one tensor-parallel rank's flat buffer into the whole unit.
+void UnitTransfer::take_part(int unit, int tensor_rank) {
     if (mesh_.tensor == 1) return;
     const UnitLayout& whole = units_[static_cast<std::size_t>(unit)];
     const UnitLayout part(whole.spec(), {tensor_rank, mesh_.tensor});
@@ -41,13 +41,8 @@ void UnitTransfer::copy_part(int unit, int tensor_rank, bool from_whole) {
             return other.spec.name == entry.spec.name;
         });
         for (const TensorRun& run : runs_of(entry, part.ranks())) {
-            float* const in_whole = whole_.data() + same->offset + run.whole;
-            float* const in_part = own_.data() + entry.offset + run.own;
-            if (from_whole) {
-                std::copy_n(in_whole, run.size, in_part);
-            } else {
-                std::copy_n(in_part, run.size, in_whole);
-            }
+            std::copy_n(own_.data() + entry.offset + run.own, run.size,
+                        whole_.data() + same->offset + run.whole);
         }
     }
 }
@@ -68,7 +63,9 @@ std::span<const float> UnitTransfer::collect(int unit, Kept kept) {
         world_.send(tensor(own_, {0, std::ssize(own_)}), 0);
         return {};
     }
-    whole(unit);
+    const std::int64_t elements =
+        mesh_.tensor == 1 ? store_.elements(unit) : units_[static_cast<std::size_t>(unit)].padded_elements(1);
+    std::ranges::fill(resized(whole_, elements), 0.0F);
     for (int tensor_rank = 0; tensor_rank < mesh_.tensor; ++tensor_rank) {
         resized(part(), store_.elements(unit));
         for (int shard = 0; shard < shards; ++shard) {
@@ -79,40 +76,9 @@ std::span<const float> UnitTransfer::collect(int unit, Kept kept) {
                 world_.recv(tensor(part(), part_of(unit, shard)), rank);
             }
         }
-        copy_part(unit, tensor_rank, false);
+        take_part(unit, tensor_rank);
     }
     return whole_;
-}
-
-std::span<float> UnitTransfer::whole(int unit) {
-    if (!is_root()) return {};
-    const std::int64_t elements =
-        mesh_.tensor == 1 ? store_.elements(unit) : units_[static_cast<std::size_t>(unit)].padded_elements(1);
-    const std::span<float> values = resized(whole_, elements);
-    std::ranges::fill(values, 0.0F);
-    return values;
-}
-
-std::span<const float> UnitTransfer::distribute(int unit) {
-    const std::int64_t own = store_.has(unit) ? store_.updated(unit).size() : 0;
-    if (!is_root()) {
-        resized(own_, own);
-        if (own > 0) world_.recv(tensor(own_, {0, own}), 0);
-        return own_;
-    }
-    // Rank 0's own part comes last and stays in the buffer.
-    for (int tensor_rank = mesh_.tensor - 1; tensor_rank >= 0; --tensor_rank) {
-        if (mesh_.tensor > 1) std::ranges::fill(resized(own_, store_.elements(unit)), 0.0F);
-        copy_part(unit, tensor_rank, true);
-        for (int rank = 1; rank < world_.size(); ++rank) {
-            Mesh there = mesh_;
-            there.rank = rank;
-            const bool has = parts_[static_cast<std::size_t>(there.stage())].has_unit(unit);
-            if (has && there.tensor_rank() == tensor_rank)
-                world_.send(tensor(part(), part_of(unit, there.shard())), rank);
-        }
-    }
-    return std::span<const float>(part()).first(static_cast<std::size_t>(own));
 }
 
 // The elements that a rank with this shard updates.

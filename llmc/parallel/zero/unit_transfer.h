@@ -1,12 +1,11 @@
-// Moves a unit's values between rank 0, which reads and writes files, and the ranks that hold them. No
-// process ever holds more of them than its own part and one unit.
+// Brings a unit's values to rank 0, which exports them, from the ranks that hold them. No process ever holds more of
+// them than its own part and one unit.
 #pragma once
 
 #include <span>
 #include <vector>
 
 #include "llmc/comm/communicator.h"
-#include "llmc/device/device.h"
 #include "llmc/parallel/mesh.h"
 #include "llmc/parallel/zero/parameter_store.h"
 
@@ -17,32 +16,28 @@ class UnitTransfer {
   public:
     // `world` has all ranks of the mesh and transfers host memory. `parts` is each stage's part of the model.
     // All outlive the object.
-    UnitTransfer(Device& device, const ParameterStore& store, Communicator& world, const Mesh& mesh,
+    UnitTransfer(const ParameterStore& store, Communicator& world, const Mesh& mesh,
                  std::span<const StagePart> parts);
+
+    Communicator& world() const { return world_; }
+    const Mesh& mesh() const { return mesh_; }
+    std::span<const StagePart> parts() const { return parts_; }
 
     // The layouts of the units' whole flat buffers.
     std::span<const UnitLayout> units() const { return units_; }
 
-    // Whether this is the process that reads and writes the files.
+    // Whether this is the process that writes the files.
     bool is_root() const { return world_.rank() == 0; }
 
     // Returns on the root a unit's whole flat buffer in fp32, of what ranks keep of the elements that they update.
     // Returns an empty span elsewhere. Valid until the next call.
     std::span<const float> collect(int unit, Kept kept);
 
-    // Returns on the root a unit's whole flat buffer, filled with zeros, for the caller to fill. Returns an
-    // empty span elsewhere.
-    std::span<float> whole(int unit);
-    // Returns the elements that this rank updates, from the buffer that the root filled. Empty if this stage
-    // does not have the unit.
-    std::span<const float> distribute(int unit);
-
   private:
     ElementRange part_of(int unit, int shard) const;
     std::vector<float>& part();
-    void copy_part(int unit, int tensor_rank, bool from_whole);
+    void take_part(int unit, int tensor_rank);
 
-    Device& device_;
     const ParameterStore& store_;
     Communicator& world_;
     Mesh mesh_;
