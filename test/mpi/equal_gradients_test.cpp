@@ -60,7 +60,7 @@ std::vector<float> updated(Communicator& ranks, Mesh mesh, const Model& model, O
             {.update = Update{.step = {step, 1e-2, is_muon ? numbers : HyperparameterValues{0.9, 0.99}},
                               .others = {step, 1e-2, {0.9, 0.95, 1e-8}}}});
     }
-    UnitTransfer transfer(*device, store, ranks, mesh, plan.parts);
+    UnitTransfer transfer(store, ranks, mesh, plan.parts);
     std::vector<float> weights;
     for (int unit = 0; unit < store.units(); ++unit) {
         const std::span<const float> whole = transfer.collect(unit, Kept::master);
