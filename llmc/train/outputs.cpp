@@ -336,6 +336,8 @@ void require_shared_directory(Communicator& world, const fs::path& out_dir) {
     std::error_code ignored;
     const bool sees = fs::exists((plain_path(out_dir) / place).lexically_normal(), ignored);
     const std::vector<std::int32_t> see = values_of_ranks(world, std::int32_t{sees});
+    token.reset();
+    world.barrier();  // the first process that ends stops the others: the token must be gone before
     const auto blind = std::ranges::find(see, 0);
     if (blind != see.end())
         user_error(
