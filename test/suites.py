@@ -156,6 +156,7 @@ CHECKED_BY = {
     "test/lab/*": "lab-address lab-thread",
     "test/simt/*": "cuda-runtime-plain kernels-address",
     "test/probe/*": "unit ops communicator",
+    "test/reference/saved_by_*": "checkpoints",
     "test/reference/*": "unit",
     "test/*.h": "unit",
     "test/python/op_*": "ops",

@@ -1,5 +1,6 @@
 """Sharded checkpoints: each element is in one box, PyTorch's rules hold (boxes.py), and any mesh loads what any other saved."""
 
+import hashlib
 import json
 import shutil
 
@@ -8,6 +9,7 @@ import pytest
 
 import boxes
 import program
+import safetensors_numpy
 import simulated
 
 GPT2 = ["--layers=3", "--heads=2", "--channels=64", "--seq-len=16", "--global-batch-tokens=384", "--device=cpu"]
@@ -79,6 +81,23 @@ def test_dtypes_are_those_in_memory(tmp_path):
             size = sum(path.stat().st_size for path in files)
             elements = sum(array.size for path in files for _, array in boxes.boxes(path).values())
             assert (2 if dtype == "BF16" else 4) == size // elements, (name, size, elements)
+
+
+# What the reader of torch 2.15 reads of two folders (make_torch_references.py).
+REFERENCES = program.ROOT / "test/reference"
+READ_BY_TORCH = json.loads((REFERENCES / "torch_checkpoints.json").read_text())
+
+
+@pytest.mark.parametrize("name", ["saved_by_torch", "saved_by_train_gpt"])
+def test_pytorch_reads_the_same(name, tmp_path):
+    """Of a folder that two processes of PyTorch saved, and of one that four ranks of the program saved."""
+    expected = {tensor: (tuple(shape), digest) for tensor, (_, shape, digest) in READ_BY_TORCH[name].items()}
+    described = lambda tensors: {tensor: (array.shape, hashlib.sha256(array.tobytes()).hexdigest()) for tensor, array in tensors.items()}
+    files = sorted((REFERENCES / name).iterdir())
+    assert len(files) > 1 and described(boxes.merge(files)) == expected
+    program.run(*READ_BY_TORCH["options"], "--device=cpu", *QUIET, "--steps=0", f"--init={REFERENCES / name}", f"--export={tmp_path}/w.safetensors")
+    weights = {tensor: about for tensor, about in expected.items() if not tensor.startswith("optim.")}
+    assert described(safetensors_numpy.load(tmp_path / "w.safetensors")) == weights
 
 
 def save(folder, options, mesh):
