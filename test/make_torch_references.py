@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Makes what PyTorch writes and reads for the suite `checkpoints`, which runs without the newer PyTorch that has this format:
+"""Makes what PyTorch writes and reads for the suite `checkpoints`, which runs without a PyTorch that has this format:
 
     test/reference/saved_by_torch/          a GPT-2, saved by two processes of PyTorch
     test/reference/saved_by_train_gpt/      the tensors of a checkpoint of ./train_gpt, saved by four ranks
-    test/reference/torch_checkpoints.json   of both folders, the dtype, the shape and the SHA-256 of each tensor in PyTorch
+    test/reference/torch_checkpoints.json   the dtype, the shape and the SHA-256 of each tensor in PyTorch
 
-It needs ./train_gpt and a PyTorch of its own, of version 2.15. (PyTorch writes the metadata of a file in a random order.)
+It needs ./train_gpt and a PyTorch of its own, of version 2.15. (PyTorch writes a file's metadata in a random order.)
 
     python3 -m venv VENV && VENV/bin/pip install torch==2.15.0 safetensors numpy
     VENV/bin/python test/make_torch_references.py

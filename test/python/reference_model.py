@@ -116,23 +116,35 @@ def matrices_of(name, weight):
     return [weight]
 
 
-def orthogonal(u, steps=5, coefficients=(3.4445, -4.7750, 2.0315)):
-    """The iteration of torch.optim.Muon, in the dtype of u."""
+def errors_of_changes(begin, end, other):
+    """How far each matrix of a layer's product is in `other` from `end`, as a share of its change from `begin` to `end`:
+    the largest of each kind of matrix."""
+    errors = {}
+    for name in end:
+        for a, b, c in zip(*(matrices_of(name, weights[name]) for weights in (begin, end, other))):
+            kind = re.sub(r"\d+", "", name)
+            errors[kind] = max(errors.get(kind, 0), (torch.norm(c - b) / torch.norm(b - a)).item())
+    return errors
+
+
+def orthogonal(u, steps=5, coefficients=(3.4445, -4.7750, 2.0315), store=lambda x: x):
+    """The iteration of torch.optim.Muon, in the dtype of u. `store` is applied to every matrix that PyTorch keeps."""
     a, b, c = coefficients
-    x = u.T if u.shape[0] > u.shape[1] else u
-    x = x / x.norm().clamp(min=1e-7)
+    x = store(u.T if u.shape[0] > u.shape[1] else u)
+    x = store(x / x.norm().clamp(min=1e-7))
     for _ in range(steps):
-        gram = x @ x.T
-        x = a * x + (b * gram + c * gram @ gram) @ x
+        gram = store(x @ x.T)
+        x = store(a * x + store(b * gram + c * gram @ gram) @ x)
     return x.T if u.shape[0] > u.shape[1] else x
 
 
 class Muon(torch.optim.Optimizer):
     """Muon for the matrices of layers' products, AdamW for the rest. `fault` names one that programs have had."""
 
-    def __init__(self, groups, lr, momentum=0.95, betas=(0.9, 0.95), eps=1e-8, scale="match_rms_adamw", own_rate=None, fault=None):
+    def __init__(self, groups, lr, momentum=0.95, betas=(0.9, 0.95), eps=1e-8, scale="match_rms_adamw", own_rate=None, fault=None,
+                 store=lambda x: x):
         super().__init__(groups, {"lr": lr, "weight_decay": 0.0})
-        self.momentum, self.scale, self.own_rate, self.fault = momentum, scale, own_rate, fault
+        self.momentum, self.scale, self.own_rate, self.fault, self.store = momentum, scale, own_rate, fault, store
         self.others = torch.optim.AdamW([{**group, "params": [p for p in group["params"] if not matrices_of(p.label, p)]} for group in groups],
                                         lr=lr, betas=betas, eps=eps)
 
@@ -162,7 +174,7 @@ class Muon(torch.optim.Optimizer):
             half = u.flatten().chunk(2)
             direction = torch.cat([orthogonal(part[None])[0] for part in half]).view_as(u)
         else:
-            direction = u if self.fault == "no iteration" else orthogonal(u)
+            direction = u if self.fault == "no iteration" else orthogonal(u, store=self.store)
         w.mul_(1 - rate * decay * (factor if self.fault == "decay with the adjusted rate" else 1))
         w.sub_(rate * factor * direction)
 

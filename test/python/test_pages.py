@@ -8,6 +8,7 @@ A comment before each block of commands says how; a block without one fails the 
     <!-- run: simulated -->       as it is, if the trainer on simulated GPUs has been built
     <!-- run: slurm -->, <!-- run: gpu -->, <!-- run: net -->   needs Slurm, a GPU or the internet: skipped here
     <!-- run: long -->            needs a real model and minutes: long_fine_tuning.py runs it
+    <!-- run: torch -->           Python, for a newer PyTorch: long_torch.py runs it
     <!-- prints -->               printed output, not commands (test_pages_prints.py), or the map of the folders
 `make` runs with -n, except that its training and drawing commands run, and that labs in dev/ are built. test_pages_of_lab.py has their tests.
 """
@@ -35,11 +36,13 @@ from dataset_scripts import hub_of
 from pages import GENERATED, TEXTS, blocks
 
 ROOT = program.ROOT
-HOWS = {"run", "run: tiny", "run: mirror", "run: then Ctrl-C", "run: simulated", "run: slurm", "run: gpu", "run: net", "run: long", "prints"}
+HOWS = {"run", "run: tiny", "run: mirror", "run: then Ctrl-C", "run: simulated", "run: slurm", "run: gpu", "run: net", "run: long", "run: torch",
+        "prints"}
 SKIPPED = {"run: slurm": "no Slurm is set up; test/python/long_slurm.py starts one",
            "run: gpu": "it takes a GPU, and CUDA's libraries",
            "run: net": "it downloads or installs from the net",
-           "run: long": "it takes minutes; test/python/long_fine_tuning.py runs it"}
+           "run: long": "it takes minutes; test/python/long_fine_tuning.py runs it",
+           "run: torch": "it takes a newer PyTorch; test/python/long_torch.py runs it"}
 # These values replace those of options of the same name, and are added if there are none.
 TINY = {"layers": "4", "heads": "4", "channels": "32", "seq-len": "16", "vocab-size": "256", "global-batch-tokens": "1024",
         "steps": "2", "warmup-steps": "1", "val-every": "0", "val-batches": "1", "sample-tokens": "5", "device": "cpu"}

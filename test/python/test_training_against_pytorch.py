@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import re
 
 import numpy as np
 import pytest
@@ -130,14 +129,8 @@ def muon_errors(experiment, sizes, steps, run_options, **reference):
                                      make_optimizer=lambda groups, rate: reference_model.Muon(groups, rate, **reference))
     _, weights, expected_weights = compare(experiment, f"run-{steps}", [
         "--optimizer=muon", f"--lr={options['lr']}", "--lr-schedule=constant", "--weight-decay=0.1", "--grad-clip=0.5", *run_options], expected)
-    errors = {}
-    for name, end in expected_weights.items():
-        begin = experiment.weights[name]
-        for of_run, of_reference, start in zip(*(reference_model.matrices_of(name, x)
-                                                 for x in (torch.from_numpy(weights[name]).double(), end, begin))):
-            kind = re.sub(r"\d+", "", name)
-            errors[kind] = max(errors.get(kind, 0), (torch.norm(of_run - of_reference) / torch.norm(of_reference - start)).item())
-    return errors
+    return reference_model.errors_of_changes(experiment.weights, expected_weights, {
+        name: torch.from_numpy(weight).double() for name, weight in weights.items()})
 
 
 @pytest.mark.parametrize("model, options, reference", [

@@ -1,10 +1,10 @@
 """Reads a checkpoint as PyTorch's distributed checkpoint, into tensors of NaN, and prints what was read:
 
     PYTHON test/python/torch_reader.py FOLDER               # in one process
-    PYTHON test/python/torch_reader.py FOLDER DIMENSION     # in two, which share this dimension of each tensor that has it
+    PYTHON test/python/torch_reader.py FOLDER DIMENSION     # in two, which share this dimension of each tensor
 
-PYTHON has torch 2.9 or later, and safetensors. It prints JSON: {name: [dtype, shape, SHA-256 of the bytes]}; bytes of bf16 are
-those of the same numbers in fp32, as in boxes.py.
+PYTHON has torch 2.9 or later, and safetensors. It prints JSON: {name: [dtype, shape, SHA-256 of the bytes]}; bytes of bf16
+are those of the same numbers in fp32, as in boxes.py.
 """
 
 import hashlib
