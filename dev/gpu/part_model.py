@@ -162,8 +162,18 @@ def against_cpu(extent, folder, precision, attention, steps):
 SAME = {"detail": "losses, norms and weights are the same"}
 
 
+# The file, in a run's folder, that has all weights on any mesh.
+WEIGHTS = "weights.safetensors"
+
+
+def train(out_dir, *options, **how):
+    """For same_run."""
+    return programs.train(out_dir, *options, f"--export={out_dir}/{WEIGHTS}", **how)
+
+
 def own_run(extent, out_dir, attention, steps, *more):
-    return train_with(attention, out_dir, *extent.text_model(), "--dtype=bf16", "--lr-schedule=constant", f"--steps={steps}", *more)
+    return train_with(attention, out_dir, *extent.text_model(), "--dtype=bf16", "--lr-schedule=constant", f"--steps={steps}",
+                      f"--export={out_dir}/{WEIGHTS}", *more)
 
 
 def repeated(extent, folder, attention):
@@ -187,7 +197,7 @@ def same_run(first, second, steps):
         require(len(a) == len(b) == steps, f"{len(a)} and {len(b)} steps, not {steps}")
         apart = [i + 1 for i in range(steps) if a[i] != b[i]]
         require(not apart, f"{column} differs from step {apart[0] if apart else 0} on")
-    files = [run.out_dir / f"checkpoint-{steps:08}/weights-00000-1.safetensors" for run in (first, second)]
+    files = [run.out_dir / WEIGHTS for run in (first, second)]
     require(filecmp.cmp(*files, shallow=False), "the weights differ")
 
 
@@ -210,9 +220,9 @@ def stages(extent, folder, ranks, dtype, micro_batches, reduce_every):
                f"--micro-batch-size={sequences // ranks // micro_batches}"]
     if extent.tiny:
         options.append(f"--global-batch-tokens={sequences * extent.T}")
-    whole = programs.train(folder / "stage-0", *options, ranks=ranks, timeout=90)
+    whole = train(folder / "stage-0", *options, ranks=ranks, timeout=90)
     for number in (1, 2, 3):
-        run = programs.train(folder / f"stage-{number}", *options, f"--zero-stage={number}", ranks=ranks, timeout=90)
+        run = train(folder / f"stage-{number}", *options, f"--zero-stage={number}", ranks=ranks, timeout=90)
         try:
             same_run(whole, run, extent.own_steps)
         except CheckFailed as difference:
@@ -227,9 +237,9 @@ def schedules(extent, folder, number):
                "--micro-batch-size=1" if extent.tiny else "--micro-batch-size=3"]
     if extent.tiny:
         options.append(f"--global-batch-tokens={number * extent.T}")
-    whole = programs.train(folder / "1f1b", *options, ranks=number, timeout=90)
+    whole = train(folder / "1f1b", *options, ranks=number, timeout=90)
     for schedule, *more in (["gpipe"], ["interleaved", "--recompute=block"], ["zb-h1"]):
-        run = programs.train(folder / schedule, *options, f"--pipeline-schedule={schedule}", *more, ranks=number, timeout=90)
+        run = train(folder / schedule, *options, f"--pipeline-schedule={schedule}", *more, ranks=number, timeout=90)
         try:
             same_run(whole, run, extent.own_steps)
         except CheckFailed as difference:
@@ -242,10 +252,10 @@ def offloaded(extent, folder, tiers=(("cpu", "none"), ("cpu", "cpu"), ("nvme", "
     folder = folder / "offload"
     options = [*extent.text_model(), "--dtype=bf16", f"--steps={extent.own_steps}", "--layers=6",
                "--micro-batch-size=1" if extent.tiny else "--micro-batch-size=3"]
-    whole = programs.train(folder / "none", *options, timeout=90)
+    whole = train(folder / "none", *options, timeout=90)
     for state, parameters in tiers:
-        run = programs.train(folder / f"{state}-{parameters}", *options, f"--offload-optimizer={state}", f"--offload-parameters={parameters}",
-                             *([f"--nvme-dir={folder}/disk"] if state == "nvme" else []), timeout=90)
+        run = train(folder / f"{state}-{parameters}", *options, f"--offload-optimizer={state}", f"--offload-parameters={parameters}",
+                    *([f"--nvme-dir={folder}/disk"] if state == "nvme" else []), timeout=90)
         try:
             same_run(whole, run, extent.own_steps)
         except CheckFailed as difference:
