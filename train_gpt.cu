@@ -39,6 +39,7 @@
 #include <optional>
 
 #include "llmc/comm/launcher.h"
+#include "llmc/core/error.h"
 #include "llmc/data/samples.h"
 #include "llmc/data/training_batches.h"
 #include "llmc/device/cuda/gpus.h"
@@ -137,21 +138,27 @@ void train(llmc::PreparedRun& run) {
     session.console().begin(first_step, options.steps);
     const std::optional<double> given_loss = evaluator.evaluate_given_weights();
     if (options.keep_best && evaluator.is_best(given_loss)) checkpointer.save_best(*given_loss);
-    while (trainer.progress().step < options.steps && !session.is_stopping()) {
-        // Performs the list above: the update of the step before, forward and backward of every micro-batch, the sum
-        // over ranks.
-        llmc::StepMetrics step = trainer.train_step(batches);
-        pipeline_recorder.see(step.step);
-        session.console().step(step);
-        evaluator.evaluate(step);  // adds the validation loss and the HellaSwag score to the step, if due
-        records.write(step);
-        session.console().evaluation(step);
-        if (options.keep_best && evaluator.is_best(step.val_loss)) checkpointer.save_best(*step.val_loss);
-        if (sampler.is_due(step.step)) sampler.sample();
-        const bool is_last = step.step == options.steps;
-        // All ranks ask together: a signal may have come to any of them.
-        if (session.ask_to_stop() || is_last || llmc::is_due(options.checkpoint_every, step.step))
-            checkpointer.save();
+    try {
+        while (trainer.progress().step < options.steps && !session.is_stopping()) {
+            // Performs the list above: the update of the step before, forward and backward of every micro-batch, the
+            // sum over ranks.
+            llmc::StepMetrics step = trainer.train_step(batches);
+            pipeline_recorder.see(step.step);
+            session.console().step(step);
+            evaluator.evaluate(step);  // adds the validation loss and the HellaSwag score to the step, if due
+            records.write(step);
+            session.console().evaluation(step);
+            if (options.keep_best && evaluator.is_best(step.val_loss)) checkpointer.save_best(*step.val_loss);
+            if (sampler.is_due(step.step)) sampler.sample();
+            const bool is_last = step.step == options.steps;
+            // All ranks ask together: a signal may have come to any of them.
+            if (checkpointer.ask_to_stop() || is_last || llmc::is_due(options.checkpoint_every, step.step))
+                checkpointer.save();
+        }
+        checkpointer.finish();
+    } catch (const llmc::UserError& fault) {
+        checkpointer.finish_after(fault);
+        throw;
     }
     const bool stopped = session.is_stopping();
     if (!stopped && (run.trains || run.has_given_weights())) sampler.sample();

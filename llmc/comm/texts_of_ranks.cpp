@@ -31,7 +31,7 @@ void together(Communicator& ranks, const std::function<void()>& f) {
     const std::vector<std::int32_t> failing = values_of_ranks(ranks, std::int32_t{fails});
     const auto first = std::ranges::find(failing, 1);
     if (first != failing.end())
-        throw UserError(broadcast_text(ranks, fault, static_cast<int>(first - failing.begin())));
+        throw SharedError(broadcast_text(ranks, fault, static_cast<int>(first - failing.begin())));
 }
 
 std::string text_of_root(Communicator& ranks, const std::function<std::string()>& f) {

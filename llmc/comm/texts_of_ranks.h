@@ -12,8 +12,8 @@ namespace llmc {
 // The text of rank `root`, on all ranks. All ranks call it.
 std::string broadcast_text(Communicator& ranks, std::string own, int root);
 
-// Calls f on each rank. If it throws a UserError on any, all ranks throw that of the first such rank. All ranks call
-// it.
+// Calls f on each rank. If it throws a UserError on any, all ranks throw that of the first such rank, as a SharedError.
+// All ranks call it.
 void together(Communicator& ranks, const std::function<void()>& f);
 
 // The text that f makes on rank 0, on all ranks; or its UserError on all.

@@ -23,6 +23,12 @@ class UserError : public std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
+// One that all ranks find at the same place, so that they can still act together.
+class SharedError : public UserError {
+  public:
+    using UserError::UserError;
+};
+
 // The mistake that a file is missing.
 class MissingFile : public UserError {
   public:
@@ -32,6 +38,11 @@ class MissingFile : public UserError {
 template <class... Args>
 [[noreturn]] void user_error(fmt::format_string<Args...> format, Args&&... args) {
     throw UserError(fmt::format(format, std::forward<Args>(args)...));
+}
+
+template <class... Args>
+[[noreturn]] void shared_error(fmt::format_string<Args...> format, Args&&... args) {
+    throw SharedError(fmt::format(format, std::forward<Args>(args)...));
 }
 
 // A rule that no run may break, as the division of heads among ranks: what it is about, the value that breaks it

@@ -11,7 +11,7 @@ std::string_view name_of(Tier tier) { return name_among(tier, "device", "host", 
 
 std::string_view name_of(ArenaKind kind) {
     return name_among(kind, "parameters", "gradients", "master", "moments", "activations", "communication",
-                      "pipeline", "workspace");
+                      "pipeline", "workspace", "checkpoint");
 }
 
 BufferId MemoryLayout::add(ArenaKind arena, std::string name, DType dtype, const Shape& shape,

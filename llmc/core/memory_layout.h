@@ -29,11 +29,13 @@ enum class ArenaKind {
     activations,
     communication,
     pipeline,  // buffers for transfers between stages, except the activations that are kept
-    workspace
+    workspace,
+    checkpoint  // a copy of what is saved; a run can do without it
 };
 inline constexpr std::array all_arenas = {
-    ArenaKind::parameters,  ArenaKind::gradients,     ArenaKind::master,   ArenaKind::moments,
-    ArenaKind::activations, ArenaKind::communication, ArenaKind::pipeline, ArenaKind::workspace};
+    ArenaKind::parameters, ArenaKind::gradients,   ArenaKind::master,
+    ArenaKind::moments,    ArenaKind::activations, ArenaKind::communication,
+    ArenaKind::pipeline,   ArenaKind::workspace,   ArenaKind::checkpoint};
 std::string_view name_of(ArenaKind kind);
 
 // Buffers start at multiples of this many bytes (cuBLASLt's heuristics assume it).

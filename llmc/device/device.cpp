@@ -34,18 +34,38 @@ void download_widened(Device& device, std::span<float> to, const Tensor& from) {
 
 Arenas::Arenas(Device& device, MemoryLayout layout) : device_(device), layout_(std::move(layout)) {
     for (const ArenaKind kind : all_arenas) {
-        const std::size_t bytes = layout_.bytes(kind);
-        if (bytes > 0) memory_[static_cast<std::size_t>(kind)] = device_.allocate(bytes, name_of(kind));
-        const std::size_t of_host = layout_.host_sizes().bytes(kind);
-        if (of_host == 0) continue;
-        // Disks read into whole blocks of memory.
-        std::size_t room = of_host + ScratchFile::alignment;
-        HostMemory& memory = host_memory_[static_cast<std::size_t>(kind)] = device_.host_memory(room);
-        void* first = memory.get();
-        std::align(ScratchFile::alignment, of_host, first, room);
-        of_host_[static_cast<std::size_t>(kind)] = static_cast<std::byte*>(first);
-        std::memset(first, 0, of_host);
+        try {
+            allocate(kind);
+        } catch (const UserError&) {
+            if (kind != ArenaKind::checkpoint) throw;
+        }
     }
+}
+
+void Arenas::allocate(ArenaKind kind) {
+    const auto arena = static_cast<std::size_t>(kind);
+    const std::size_t bytes = layout_.bytes(kind), of_host = layout_.host_sizes().bytes(kind);
+    if (bytes > 0) memory_[arena] = device_.allocate(bytes, name_of(kind));
+    if (of_host == 0) return;
+    // Disks read into whole blocks of memory.
+    std::size_t room = of_host + ScratchFile::alignment;
+    host_memory_[arena] = device_.host_memory(room);
+    void* first = host_memory_[arena].get();
+    std::align(ScratchFile::alignment, of_host, first, room);
+    of_host_[arena] = static_cast<std::byte*>(first);
+    std::memset(first, 0, of_host);
+}
+
+bool Arenas::has_copy() const {
+    constexpr auto arena = static_cast<std::size_t>(ArenaKind::checkpoint);
+    return memory_[arena] != nullptr || of_host_[arena] != nullptr;
+}
+
+void Arenas::release_copy() {
+    constexpr auto arena = static_cast<std::size_t>(ArenaKind::checkpoint);
+    device_.release(std::exchange(memory_[arena], nullptr));
+    of_host_[arena] = nullptr;
+    host_memory_[arena] = {};
 }
 
 Arenas::~Arenas() {

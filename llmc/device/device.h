@@ -175,7 +175,7 @@ void upload_rounded(Device& device, const Tensor& to, std::span<const float> fro
 void download_widened(Device& device, std::span<float> to, const Tensor& from);
 
 // The memory of a MemoryLayout on a device and beside it: one allocation per arena, made once and zeroed. The
-// destructor frees it.
+// destructor frees it. UserError if there is too little; only a copy for checkpoints may then be absent.
 class Arenas {
   public:
     Arenas(Device& device, MemoryLayout layout);
@@ -184,9 +184,14 @@ class Arenas {
     Arenas& operator=(const Arenas&) = delete;
 
     Tensor operator[](BufferId id) const;
+    bool has_copy() const;
+    // The copy is not used.
+    void release_copy();
     const MemoryLayout& layout() const { return layout_; }
 
   private:
+    void allocate(ArenaKind kind);
+
     Device& device_;
     MemoryLayout layout_;
     std::array<std::byte*, all_arenas.size()> memory_{};

@@ -3,15 +3,9 @@
 #include <algorithm>
 
 #include "llmc/core/error.h"
+#include "llmc/parallel/zero/checkpoint_share.h"
 
 namespace llmc {
-
-namespace {
-
-// A rank writes no fewer elements of a tensor than this, if it writes any: each box has an entry in a file's header.
-constexpr std::int64_t least_share = 1024;
-
-}  // namespace
 
 Box intersection(const Box& a, const Box& b) {
     const std::int64_t row = std::max(a.row, b.row), column = std::max(a.column, b.column);
@@ -123,37 +117,16 @@ ElementRange ModelPlaces::kept(int unit, std::size_t entry, int rank) const {
 }
 
 ElementRange ModelPlaces::written(int unit, std::size_t entry, int rank) const {
-    const Mesh there = at(rank);
     const ElementRange all = kept(unit, entry, rank);
     if (all.size() == 0) return {};
-    const Sharding& sharding = mesh_.sharding;
-    // This rank's number among those that have the same elements: by stage, data-parallel and tensor-parallel rank.
-    std::int64_t number = 0, stages = 0;
-    for (int stage = 0; stage < mesh_.pipeline; ++stage) {
-        if (!parts_[static_cast<std::size_t>(stage)].has_unit(unit)) continue;
-        if (stage < there.stage()) ++number;
-        ++stages;
-    }
-    const bool is_whole = sharding.keeps_optimizer_whole();
-    const std::int64_t copies = is_whole ? sharding.ranks() : sharding.replicas,
-                       copy = is_whole ? there.data_rank() : there.data_rank() / sharding.shards;
-    const ParamSpec& tensor = spec(unit, entry);
-    const std::int64_t alike = tensor.divided_dim(mesh_.tensor) ? 1 : mesh_.tensor,
-                       alike_number = tensor.divided_dim(mesh_.tensor) ? 0 : there.tensor_rank();
-    number = (number * copies + copy) * alike + alike_number;
-    const std::int64_t writers = stages * copies * alike;
-    // They take turns with small tensors.
-    const std::int64_t shares = std::clamp<std::int64_t>(all.size() / least_share, 1, writers);
-    const std::int64_t share = (number + static_cast<std::int64_t>(entry) * shares) % writers;
-    if (share >= shares) return {};
-    const std::int64_t columns = part(unit, entry, there.tensor_rank()).columns(),
-                       grain = all.size() / columns >= shares ? columns : 1;
-    const auto cut = [&](std::int64_t k) {
-        if (k == shares) return all.end;
-        const std::int64_t place = all.begin + all.size() * k / shares;
-        return std::max(all.begin, place / grain * grain);
-    };
-    return {cut(share), cut(share + 1)};
+    const Mesh there = at(rank);
+    const std::int64_t first = layout(unit, there.tensor_rank()).entries()[entry].offset;
+    const ElementRange share = writers_of(there, parts_, unit).share(updated(unit, rank)),
+                       part = intersection({all.begin + first, all.end + first}, share);
+    if (part.size() == 0) return {};
+    const ElementRange own{part.begin - first, part.end - first};
+    if (spec(unit, entry).divided_dim(mesh_.tensor)) return own;
+    return Writers{mesh_.tensor, there.tensor_rank()}.share(own);
 }
 
 }  // namespace llmc

@@ -75,8 +75,8 @@ class ModelPlaces {
     // its part. Empty if the rank's stage does not have the unit.
     ElementRange updated(int unit, int rank) const;
     ElementRange kept(int unit, std::size_t entry, int rank) const;
-    // Those of kept() that this rank writes to a checkpoint. All ranks that have the same elements share them, in whole
-    // rows if there are enough, so that each element of the model is written once.
+    // Those of kept() that this rank writes to a checkpoint, so that each element of the model is written once: its
+    // share of the unit (checkpoint_share.h), of which tensor-parallel ranks divide what they all have.
     ElementRange written(int unit, std::size_t entry, int rank) const;
 
   private:

@@ -33,6 +33,7 @@ constexpr const char* tokenizer_folder = "tokenizer";
 constexpr const char* manifest_file = "manifest.json";
 constexpr const char* own_checksum = "xxh3_128";  // key of the checksum of the manifest without this entry
 constexpr const char* older_state_prefix = "optim.state.";  // which the names of version 2 lack
+
 void require_size(const fs::path& path, std::uint64_t expected) {
     std::error_code error;
     const std::uintmax_t bytes = fs::file_size(path, error);
@@ -183,15 +184,14 @@ Json describe_file(const fs::path& path) {
 }
 
 // The manifest without its files and its checksum.
-Json describe(const std::string& run, const std::string& lineage, const Progress& progress,
-              const Json& configuration, const std::string& data, const std::string& device_choices,
-              const std::optional<Validation>& validation) {
+Json describe(const CheckpointContents& contents) {
+    const Progress& progress = contents.progress;
     const auto now = std::chrono::system_clock::now().time_since_epoch();
     Json manifest = {
         {"format", format},
         {"version", version},
-        {"run", run},
-        {"lineage", lineage},
+        {"run", contents.run},
+        {"lineage", contents.lineage},
         {"step", progress.step},
         {"samples", progress.samples},
         {"skipped_steps", progress.skipped},
@@ -199,17 +199,22 @@ Json describe(const std::string& run, const std::string& lineage, const Progress
         {"loss_scale", to_json(progress.loss_scale)},
         {"fp8", to_json(progress.fp8)},
         {"saved_at", std::chrono::duration_cast<std::chrono::nanoseconds>(now).count()},
-        {"configuration", configuration},
-        {"data", Json::parse(data)},
-        {"device_choices", device_choices},
+        {"configuration", Json::parse(contents.configuration)},
+        {"data", Json::parse(contents.data)},
+        {"device_choices", contents.device_choices},
     };
-    if (validation) manifest["validation"] = {{"loss", validation->loss}, {"windows", validation->windows}};
+    if (const auto& validation = contents.validation)
+        manifest["validation"] = {{"loss", validation->loss}, {"windows", validation->windows}};
+    if (const auto& previous = contents.previous)
+        manifest["previous"] = {{"run", previous->run}, {"step", previous->step}};
     return manifest;
 }
 
 // Writes what rank 0 alone writes, when all ranks have written their files, and gives the folder its name.
-void finish_checkpoint(const fs::path& folder, const fs::path& final_name, Json manifest,
-                       std::span<const SealedFile> sealed, const TokenizerFiles& tokenizer) {
+void finish_checkpoint(const fs::path& folder, const fs::path& final_name, const CheckpointContents& contents,
+                       std::span<const SealedFile> sealed) {
+    const TokenizerFiles& tokenizer = contents.tokenizer;
+    Json manifest = describe(contents);
     manifest["files"] = Json::object();
     for (std::size_t rank = 0; rank < sealed.size(); ++rank) {
         const SealedFile& file = sealed[rank];
@@ -236,60 +241,87 @@ class KeptReader {
   public:
     explicit KeptReader(const ParameterStore& store) : store_(store) {}
 
-    void operator()(int unit, Kept kept, const ElementRange& run, std::span<float> values) {
-        if (!store_.reads_offloaded_parameters(unit, kept)) return store_.read(unit, kept, run, values);
+    void operator()(int unit, Kept kept, const ElementRange& run, std::span<std::byte> bytes) {
+        if (!store_.reads_offloaded_parameters(unit, kept)) return store_.read_stored(unit, kept, run, bytes);
+        const std::size_t size = size_of(store_.dtype_in_files(unit, kept));
         if (unit != unit_) {
-            all_.resize(static_cast<std::size_t>(store_.updated(unit).size()));
-            store_.read(unit, kept, all_);
+            const ElementRange all{0, store_.updated(unit).size()};
+            all_.resize(static_cast<std::size_t>(all.size()) * size);
+            store_.read_stored(unit, kept, all, all_);
             unit_ = unit;
         }
-        std::copy_n(all_.begin() + run.begin, run.size(), values.begin());
+        std::copy_n(all_.begin() + run.begin * static_cast<std::int64_t>(size), bytes.size(), bytes.begin());
     }
 
   private:
     const ParameterStore& store_;
     int unit_ = -1;
-    std::vector<float> all_;
+    std::vector<std::byte> all_;
 };
 
 }  // namespace
 
-fs::path save_checkpoint(const fs::path& out_dir, const std::string& run, const std::string& lineage,
-                         const Progress& progress, const Json& configuration, const std::string& data,
-                         const std::string& device_choices, const ParameterStore& store,
-                         const UnitTransfer& transfer, const TokenizerFiles& tokenizer,
-                         const std::optional<Validation>& validation) {
-    Communicator& world = transfer.world();
-    // The folder of rank 0: it may have chosen the name of a new run's folder.
-    const fs::path final_name =
-        text_of_root(world, [&] { return (out_dir / checkpoint_name(progress.step)).string(); });
-    fs::path partial = final_name;
-    partial += partial_suffix;
-    const std::vector<OwnFile> files =
-        plan_own_files(store, ModelPlaces(transfer.mesh(), transfer.parts()), world.rank());
-    const bool is_root = world.rank() == 0;
+SavedBytes saved_bytes(const Outline& outline, const StoreDtypes& dtypes) {
+    SavedBytes bytes;
+    for (const Outline::OutlinedUnit& unit : outline.units) {
+        for (const ParamSpec& spec : unit.spec.params) {
+            const auto elements = static_cast<std::uint64_t>(spec.shape.elements());
+            const DType weights = dtypes.keeps_master() ? DType::fp32 : dtypes.compute,
+                        moments = dtypes.moments_of(unit);
+            const std::size_t state = dtypes.optimizer_of(unit, spec).state.size();
+            bytes.checkpoint +=
+                elements *
+                (size_of(weights) + state * (moments == DType::uint8 ? sizeof(float) : size_of(moments)));
+            bytes.weights += elements * sizeof(float);
+        }
+    }
+    return bytes;
+}
+
+CheckpointSave::CheckpointSave(const fs::path& out_dir, CheckpointContents contents,
+                               const ParameterStore& store, const UnitTransfer& transfer)
+    : contents_(std::move(contents)),
+      is_root_(transfer.world().rank() == 0),
+      rank_(transfer.world().rank()),
+      // The folder of rank 0: it may have chosen the name of a new run's folder.
+      path_(text_of_root(transfer.world(),
+                         [&] { return (out_dir / checkpoint_name(contents_.progress.step)).string(); })),
+      partial_(path_.string() + std::string(partial_suffix)),
+      files_(plan_own_files(store, ModelPlaces(transfer.mesh(), transfer.parts()), rank_)) {
+    together(transfer.world(), [&] {
+        if (!is_root_) return;
+        std::error_code ignored;
+        fs::remove_all(partial_, ignored);  // left by an interrupted save
+        make_directory(partial_);
+    });
+}
+
+void CheckpointSave::write(const ReadKept& read) { own_ = write_own_files(partial_, rank_, files_, read); }
+
+void CheckpointSave::gather(Communicator& world) { sealed_ = values_of_ranks(world, own_); }
+
+void CheckpointSave::complete() const { finish_checkpoint(partial_, path_, contents_, sealed_); }
+
+void CheckpointSave::abandon() const {
     std::error_code ignored;
+    if (is_root_) fs::remove_all(partial_, ignored);
+}
+
+fs::path save_checkpoint(const fs::path& out_dir, CheckpointContents contents, const ParameterStore& store,
+                         const UnitTransfer& transfer) {
+    Communicator& world = transfer.world();
+    CheckpointSave save(out_dir, std::move(contents), store, transfer);
     try {
+        together(world, [&] { save.write(KeptReader(store)); });
+        save.gather(world);
         together(world, [&] {
-            if (!is_root) return;
-            fs::remove_all(partial, ignored);  // left by an interrupted save
-            make_directory(partial);
-        });
-        SealedFile own;
-        together(world, [&] { own = write_own_files(partial, world.rank(), files, KeptReader(store)); });
-        const std::vector<SealedFile> sealed = values_of_ranks(world, own);
-        together(world, [&] {
-            if (!is_root) return;
-            finish_checkpoint(
-                partial, final_name,
-                describe(run, lineage, progress, configuration, data, device_choices, validation), sealed,
-                tokenizer);
+            if (world.rank() == 0) save.complete();
         });
     } catch (const UserError&) {
-        if (is_root) fs::remove_all(partial, ignored);
+        save.abandon();
         throw;
     }
-    return final_name;
+    return save.path();
 }
 
 CheckpointInfo read_checkpoint(const fs::path& directory) {
@@ -312,6 +344,8 @@ CheckpointInfo read_checkpoint(const fs::path& directory) {
             .data = manifest.contains("data") ? manifest.at("data").dump() : ""};
         if (const auto validation = manifest.find("validation"); validation != manifest.end())
             info.validation = {validation->at("loss"), validation->at("windows")};
+        if (const auto previous = manifest.find("previous"); previous != manifest.end())
+            info.previous = {previous->at("run"), previous->at("step")};
         return info;
     } catch (const Json::exception&) {
         refuse_manifest(directory / manifest_file);

@@ -17,12 +17,12 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
-#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "llmc/io/own_files.h"
 #include "llmc/io/stored_tensors.h"
 #include "llmc/io/tokenizer_folder.h"
 #include "llmc/parallel/zero/parameter_store.h"
@@ -62,16 +62,58 @@ struct Validation {
     std::string windows;
 };
 
-// Writes <out_dir>/checkpoint-<step> and returns its path; an existing one is replaced. `run` is the identity
-// of this run (RunRecord below). `lineage` is the identity of the first run in the chain of resumed runs.
-// `data` describes the data of the run as JSON. `validation` is of the same step. All ranks call it. UserError on all
-// of them if one cannot write; earlier checkpoints then stay.
-std::filesystem::path save_checkpoint(const std::filesystem::path& out_dir, const std::string& run,
-                                      const std::string& lineage, const Progress& progress,
-                                      const nlohmann::ordered_json& configuration, const std::string& data,
-                                      const std::string& device_choices, const ParameterStore& store,
-                                      const UnitTransfer& transfer, const TokenizerFiles& tokenizer = {},
-                                      const std::optional<Validation>& validation = {});
+// Names a checkpoint of a folder.
+struct CheckpointLink {
+    std::string run;
+    std::int64_t step = 0;
+    bool operator==(const CheckpointLink&) const = default;
+};
+
+// What a checkpoint has beside weights and state.
+struct CheckpointContents {
+    std::string run;      // the identity of this run (RunRecord below)
+    std::string lineage;  // the identity of the first run in the chain of resumed runs
+    Progress progress;
+    std::string configuration, data;  // of the run, as JSON
+    std::string device_choices;       // Device::choices of the device used for training
+    TokenizerFiles tokenizer{};
+    std::optional<Validation> validation{};  // of the same step
+    std::optional<CheckpointLink>
+        previous{};  // the one before it in the folder, of this run or those it goes on with
+};
+
+// A checkpoint that is being saved, in these steps. Errors leave the earlier checkpoints.
+class CheckpointSave {
+  public:
+    // Makes the folder's temporary name for <out_dir>/checkpoint-<step>. All ranks make one; UserError on all of them.
+    CheckpointSave(const std::filesystem::path& out_dir, CheckpointContents contents,
+                   const ParameterStore& store, const UnitTransfer& transfer);
+
+    const CheckpointContents& contents() const { return contents_; }
+    // Its path when it is complete.
+    const std::filesystem::path& path() const { return path_; }
+    // Writes this rank's files. Communicates with no rank, so that a thread can call it.
+    void write(const ReadKept& read);
+    // When all ranks have written. All ranks call it.
+    void gather(Communicator& world);
+    // Rank 0 completes the checkpoint, and replaces an existing one. Communicates with no rank.
+    void complete() const;
+    // Rank 0 removes what was written.
+    void abandon() const;
+
+  private:
+    CheckpointContents contents_;
+    bool is_root_;
+    int rank_;
+    std::filesystem::path path_, partial_;
+    std::vector<OwnFile> files_;
+    SealedFile own_{};
+    std::vector<SealedFile> sealed_;
+};
+
+// All steps, and returns the path. All ranks call it. UserError on all of them if one cannot write.
+std::filesystem::path save_checkpoint(const std::filesystem::path& out_dir, CheckpointContents contents,
+                                      const ParameterStore& store, const UnitTransfer& transfer);
 
 // The contents of a checkpoint's manifest.
 struct CheckpointInfo {
@@ -84,6 +126,7 @@ struct CheckpointInfo {
     std::string device_choices;  // Device::choices of the device used for training
     std::string data;            // as JSON (data/data_record.h); empty in a checkpoint of version 0.1
     std::optional<Validation> validation{};
+    std::optional<CheckpointLink> previous{};
 };
 
 // The name of a step's checkpoint, and its ending until it is finished. Other names in a directory belong to the user.
@@ -92,13 +135,11 @@ inline constexpr std::string_view partial_suffix = ".partial";
 // Whether a file's name is that of a checkpoint, finished or not.
 bool is_checkpoint_name(std::string_view name);
 
-// The approximate disk space of the weights of this number of parameters, and of a whole checkpoint.
-inline std::uint64_t weights_bytes(std::int64_t parameters) {
-    return sizeof(float) * static_cast<std::uint64_t>(parameters);
-}
-inline std::uint64_t checkpoint_bytes(std::int64_t parameters, const Optimizer& optimizer) {
-    return (1 + most_states_of(optimizer)) * weights_bytes(parameters);
-}
+// The disk space of the tensors of a checkpoint, and of weights that are exported in fp32.
+struct SavedBytes {
+    std::uint64_t checkpoint = 0, weights = 0;
+};
+SavedBytes saved_bytes(const Outline& outline, const StoreDtypes& dtypes);
 
 // UserError if the directory is not a complete checkpoint. Reads only the manifest.
 CheckpointInfo read_checkpoint(const std::filesystem::path& directory);
@@ -119,11 +160,21 @@ std::optional<CheckpointInfo> newest_checkpoint(const std::filesystem::path& out
 // The error of the newest checkpoint of a later step that is passed over; empty if there is none.
 std::string damage_after(const std::filesystem::path& out_dir, std::int64_t step, const Damages& damages);
 
+// What is damaged in a checkpoint, all of which it reads; empty if it is whole.
+std::string damage_of(const std::filesystem::path& directory);
+
 // The checkpoints of a directory whose manifests can be read, the newest first.
 std::vector<CheckpointInfo> readable_checkpoints(const std::filesystem::path& out_dir);
 
 // Removes all checkpoints of a directory but `kept`.
 void remove_checkpoints(const std::filesystem::path& directory, const std::filesystem::path& kept);
+void remove_checkpoint(const std::filesystem::path& path);
+// Those of a directory up to this one in the order of steps: each is the previous one of the next. They begin after one
+// that is gone.
+std::vector<std::filesystem::path> checkpoints_up_to(const std::filesystem::path& directory,
+                                                     std::optional<CheckpointLink> last);
+// Removes what saves that were interrupted have left.
+void remove_partial_checkpoints(const std::filesystem::path& directory);
 
 // The newest of these checkpoints whose files all match their checksums. Empty if there is none.
 std::optional<CheckpointInfo> newest_whole(const std::vector<CheckpointInfo>& checkpoints);

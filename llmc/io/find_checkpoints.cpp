@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <random>
+#include <ranges>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -97,6 +98,15 @@ std::optional<CheckpointInfo> newest_checkpoint(const fs::path& out_dir,
                                                 const std::optional<std::string>& run,
                                                 const Damages& damages) {
     FoundCheckpoints found = find_checkpoints(out_dir, damages);
+    // A run with --keep-last may have removed the only one after saving another.
+    const auto is_gone = [&](std::int64_t step) {
+        const fs::path path = out_dir / checkpoint_name(step);
+        std::error_code ignored;
+        return !fs::exists(path, ignored) &&
+               !fs::exists(path.string() + std::string(replaced_suffix), ignored);
+    };
+    while (found.readable.empty() && !found.damaged.empty() && is_gone(found.damaged.rbegin()->first))
+        found = find_checkpoints(out_dir, damages);
     if (found.readable.empty() && !found.damaged.empty()) throw UserError(found.damaged.rbegin()->second);
     std::erase_if(found.readable,
                   [&](const CheckpointInfo& checkpoint) { return run && checkpoint.run != *run; });
@@ -109,6 +119,16 @@ std::string damage_after(const fs::path& out_dir, std::int64_t step, const Damag
                                                                           : found.damaged.rbegin()->second;
 }
 
+std::string damage_of(const fs::path& directory) {
+    try {
+        verify_checkpoint(directory);
+        return "";
+    } catch (const UserError& fault) {
+        const std::string damage = fault.what();
+        return damage.starts_with(damage_prefix) ? damage : std::string(damage_prefix) + damage;
+    }
+}
+
 std::vector<CheckpointInfo> readable_checkpoints(const fs::path& out_dir) {
     try {
         return find_checkpoints(out_dir, {}).readable;
@@ -118,26 +138,63 @@ std::vector<CheckpointInfo> readable_checkpoints(const fs::path& out_dir) {
 }
 
 std::optional<CheckpointInfo> newest_whole(const std::vector<CheckpointInfo>& checkpoints) {
-    for (const CheckpointInfo& checkpoint : checkpoints) {
-        try {
-            verify_checkpoint(checkpoint.directory);
-            return checkpoint;
-        } catch (const UserError&) {
-            // Damaged: try the next one.
-        }
-    }
+    for (const CheckpointInfo& checkpoint : checkpoints)
+        if (damage_of(checkpoint.directory).empty()) return checkpoint;
     return std::nullopt;
 }
 
-void remove_checkpoints(const std::filesystem::path& directory, const std::filesystem::path& kept) {
+// If the power fails meanwhile, the rest is no checkpoint.
+void remove_checkpoint(const fs::path& path) {
+    fs::path partial = path;
+    if (!path.string().ends_with(partial_suffix)) partial += partial_suffix;
+    std::error_code ignored;
+    fs::rename(path, partial, ignored);
+    fs::remove_all(partial, ignored);
+}
+
+namespace {
+
+template <class F>
+void remove_those(const fs::path& directory, const F& is_removed) {
     std::error_code error;
-    std::vector<std::filesystem::path> old;
-    for (std::filesystem::directory_iterator entries(directory, error);
-         !error && entries != std::filesystem::directory_iterator(); entries.increment(error)) {
-        if (is_checkpoint_name(entries->path().filename().string()) && entries->path() != kept)
+    std::vector<fs::path> old;
+    for (fs::directory_iterator entries(directory, error); !error && entries != fs::directory_iterator();
+         entries.increment(error)) {
+        if (is_checkpoint_name(entries->path().filename().string()) && is_removed(entries->path()))
             old.push_back(entries->path());
     }
-    for (const std::filesystem::path& path : old) std::filesystem::remove_all(path, error);
+    std::ranges::for_each(old, remove_checkpoint);
+}
+
+}  // namespace
+
+void remove_checkpoints(const fs::path& directory, const fs::path& kept) {
+    remove_those(directory, [&](const fs::path& path) { return path != kept; });
+}
+
+std::vector<fs::path> checkpoints_up_to(const fs::path& directory, std::optional<CheckpointLink> last) {
+    const std::vector<CheckpointInfo> all = readable_checkpoints(directory);
+    std::vector<fs::path> found;
+    while (last) {
+        const auto next = std::ranges::find_if(all, [&](const CheckpointInfo& checkpoint) {
+            return CheckpointLink{checkpoint.run, checkpoint.progress.step} == *last;
+        });
+        if (next == all.end()) break;
+        found.push_back(next->directory);
+        // A damaged folder must not lead in a circle.
+        last = next->previous && next->previous->step < last->step ? next->previous : std::nullopt;
+    }
+    std::ranges::reverse(found);
+    return found;
+}
+
+void remove_partial_checkpoints(const fs::path& directory) {
+    remove_those(directory, [](const fs::path& path) {
+        const std::string name = path.string();
+        if (!name.ends_with(replaced_suffix)) return name.ends_with(partial_suffix);
+        std::error_code ignored;
+        return fs::exists(fs::path(name.substr(0, name.size() - replaced_suffix.size())), ignored);
+    });
 }
 
 std::string new_run_identity() {

@@ -17,7 +17,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-// Elements that are read and converted at a time.
+// Elements that are read at a time.
 constexpr std::int64_t piece = std::int64_t{1} << 20;
 
 // The n-th box of a tensor goes into the n-th file.
@@ -47,28 +47,22 @@ std::vector<OwnBox> boxes_of(const ModelPlaces& places, int unit, std::size_t en
     return boxes;
 }
 
-// The elements of a box with these rows and columns, column by column.
-std::vector<float> transposed(std::span<const float> values, const Box& box) {
-    std::vector<float> made(values.size());
-#pragma omp parallel for
-    for (std::int64_t j = 0; j < box.columns; ++j) {
-        for (std::int64_t i = 0; i < box.rows; ++i)
-            made[static_cast<std::size_t>(j * box.rows + i)] =
-                values[static_cast<std::size_t>(i * box.columns + j)];
-    }
-    return made;
-}
-
-// The values, which the dtype holds exactly, as the bytes of a file.
-std::span<const std::byte> narrowed(std::span<const float> values, DType dtype,
-                                    std::vector<std::byte>& memory) {
-    if (dtype == DType::fp32) return std::as_bytes(values);
-    memory.resize(values.size() * size_of(dtype));
+// Writes the elements of a box with these rows and columns, column by column, from those row by row.
+template <class Write>
+void write_transposed(std::span<const std::byte> values, const Box& box, DType dtype, const Write& write) {
     with_dtype(dtype, [&]<class T>(T) {
-        std::ranges::transform(values, reinterpret_cast<T*>(memory.data()),
-                               [](float x) { return from_float<T>(x); });
+        const auto* from = reinterpret_cast<const T*>(values.data());
+        const std::int64_t at_once = std::max<std::int64_t>(1, piece / box.rows);
+        std::vector<T> columns;
+        for (std::int64_t first = 0; first < box.columns; first += at_once) {
+            const std::int64_t end = std::min(first + at_once, box.columns);
+            columns.resize(static_cast<std::size_t>((end - first) * box.rows));
+            for (std::int64_t i = 0; i < box.rows; ++i)
+                for (std::int64_t j = first; j < end; ++j)
+                    columns[static_cast<std::size_t>((j - first) * box.rows + i)] = from[i * box.columns + j];
+            write(std::as_bytes(std::span(columns)));
+        }
     });
-    return memory;
 }
 
 std::string header_of(const OwnFile& file) {
@@ -100,18 +94,16 @@ Json write_own_file(const fs::path& path, const OwnFile& file, const ReadKept& r
     };
     const std::string header = header_of(file);
     write(std::as_bytes(std::span(header)));
-    std::vector<float> values;
-    std::vector<std::byte> memory;
+    std::vector<std::byte> values;
     for (const OwnBox& of : file.boxes) {
         // What is transposed is read as a whole.
         const bool turns = of.spec.transposed_in_files && of.box.rows > 1 && of.box.columns > 1;
         const std::int64_t step = turns ? of.run.size() : piece;
         for (std::int64_t begin = of.run.begin; begin < of.run.end; begin += step) {
             const ElementRange run{begin, std::min(begin + step, of.run.end)};
-            values.resize(static_cast<std::size_t>(run.size()));
+            values.resize(static_cast<std::size_t>(run.size()) * size_of(of.dtype));
             read(of.unit, of.kept, run, values);
-            if (turns) values = transposed(values, of.box);
-            write(narrowed(values, of.dtype, memory));
+            turns ? write_transposed(values, of.box, of.dtype, write) : write(values);
         }
     }
     output.sync();

@@ -56,8 +56,9 @@ struct SealedFile {
 
 std::string checksums_name(int rank);
 
-// Reads a run of what a rank keeps of the elements that it updates of a unit.
-using ReadKept = std::function<void(int unit, Kept kept, const ElementRange& run, std::span<float> values)>;
+// Reads a run of what a rank keeps of the elements that it updates of a unit, in the dtype of files.
+using ReadKept =
+    std::function<void(int unit, Kept kept, const ElementRange& run, std::span<std::byte> bytes)>;
 
 // Writes the files into an existing folder, durably, and then their checksums. Communicates with no rank. Returns the
 // file of checksums; one of no bytes if there is nothing to write. UserError if a file cannot be written.

@@ -40,7 +40,8 @@ inline constexpr Optimizer muon = {.kind = OptimizerKind::muon,
                                    .hyperparameters = muon_numbers,
                                    .others = &adamw,
                                    .rate_factor = muon_rate_factor,
-                                   .own_rate = muon_rate};
+                                   .own_rate = muon_rate,
+                                   .own_rate_name = "muon-lr"};
 
 // The first line of the formula, of an element.
 struct MuonMomentum {

@@ -47,6 +47,7 @@ struct Optimizer {
     // Then the factor of the rate of a matrix, and the rate where --lr is that of the others.
     double (*rate_factor)(double rows, double columns, const HyperparameterValues& numbers) = nullptr;
     double (*own_rate)(double learning_rate, const HyperparameterValues& numbers) = nullptr;
+    std::string_view own_rate_name{};             // the hyperparameter that gives it
     void (*mend)(LoadedState& loaded) = nullptr;  // corrects what earlier programs have saved
 };
 

@@ -305,6 +305,11 @@ void refuse_memory(const RunNeeds& run, const Remedy& remedy) {
         advice);
 }
 
+std::string lack_of_copy(std::size_t bytes) {
+    return fmt::format("checkpoints are saved between steps: there is no room for a copy of {} per process",
+                       human_bytes(bytes));
+}
+
 std::string lack_of_host_memory(const RunNeeds& run, const FindNeeds& find) {
     const MachineMemory& machine = run.spec.machine;
     const std::string advice = offload_that_fits(

@@ -42,6 +42,9 @@ Remedy remedy_of(const RunNeeds& run, const FindNeeds& find);
 // Why what is offloaded to the host's memory beside GPUs does not fit there, and what would do.
 std::string lack_of_host_memory(const RunNeeds& run, const FindNeeds& find);
 
+// A note that checkpoints have no copy of so many bytes.
+std::string lack_of_copy(std::size_t bytes);
+
 // "does not fit here: needs 28.1 GiB, 22.4 GiB free; --recompute block would fit"
 std::string lack_of_memory(const RunNeeds& run, const Remedy& remedy);
 

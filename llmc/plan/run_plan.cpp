@@ -164,6 +164,7 @@ void lay_out_memory(RunPlan& plan, const DeviceSizes& sizes, std::size_t staging
                                                          .in_flight = in_flight(plan),
                                                          .norm_blocks = norm_blocks,
                                                          .recompute = spec.recompute});
+    if (spec.copies_checkpoints) plan.copy = lay_out_copy(plan.memory, plan.store, spec.mesh, plan.parts);
     plan.communication = add_bytes(plan.memory, ArenaKind::communication, staging_bytes);
     std::size_t workspace =
         sizes.workspace_bytes(workspace_request(spec.model, plan.lists->kinds.front().sizes));
@@ -337,7 +338,11 @@ RunPlan short_plan(const RunNeeds& needs, int stage, std::int64_t micro_batches,
 
 std::size_t FindNeeds::least(const RunSpec& spec, std::int64_t micro_batch) const {
     const std::int64_t few = std::min(ShortStep(spec).few, spec.rank_sequences() / micro_batch);
-    return short_plan({spec, micro_batch, {}}, 0, few, sizes_, staging_bytes_).memory.sizes().total_bytes();
+    RunSpec without = spec;
+    without.copies_checkpoints = false;
+    return short_plan({without, micro_batch, {}}, 0, few, sizes_, staging_bytes_)
+        .memory.sizes()
+        .total_bytes();
 }
 
 RunNeeds needs_of(const RunSpec& spec, const DeviceSizes& sizes, std::size_t staging_bytes) {
@@ -346,9 +351,19 @@ RunNeeds needs_of(const RunSpec& spec, const DeviceSizes& sizes, std::size_t sta
     check_vocabulary(spec.model.vocabulary);
     const std::int64_t micro_batch = micro_batch_of(spec);
     const FindNeeds find(sizes, staging_bytes);
+    RunSpec without = spec;
+    without.copies_checkpoints = false;
     // If the user gave no micro-batch size, the memory decides.
-    return spec.micro_batch_sequences == 0 ? needs_that_fit(spec, find, micro_batch)
-                                           : find(spec, micro_batch);
+    RunNeeds needs = spec.micro_batch_sequences == 0 ? needs_that_fit(without, find, micro_batch)
+                                                     : find(without, micro_batch);
+    if (!spec.copies_checkpoints) return needs;
+    RunNeeds with = find(spec, needs.micro_batch);
+    if (fits(spec.machine, with.largest_memory()) && fits_host(spec.machine, with.largest_host_memory()))
+        return with;
+    for (const StageNeeds& stage : with.stages)
+        needs.lacking_copy = std::max(needs.lacking_copy, stage.memory.bytes(ArenaKind::checkpoint) +
+                                                              stage.host.bytes(ArenaKind::checkpoint));
+    return needs;
 }
 
 RunPlan plan_run(const RunSpec& spec, const DeviceSizes& sizes, std::size_t staging_bytes) {
@@ -363,8 +378,9 @@ RunPlan plan_run(const RunSpec& spec, const DeviceSizes& sizes, std::size_t stag
         lack = lack_of_host_memory(needs, find);
         if (!spec.may_exceed_machine) throw UserError(lack);
     }
-    RunPlan plan = plan_with(spec, sizes, staging_bytes, needs.micro_batch);
+    RunPlan plan = plan_with(needs.spec, sizes, staging_bytes, needs.micro_batch);
     plan.lack = std::move(lack);
+    plan.lacking_copy = needs.lacking_copy;
     return plan;
 }
 

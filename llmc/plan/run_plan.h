@@ -20,6 +20,7 @@
 #include "llmc/parallel/pipeline/pipeline_schedule.h"
 #include "llmc/parallel/step/activations.h"
 #include "llmc/parallel/step/step.h"
+#include "llmc/parallel/zero/checkpoint_share.h"
 #include "llmc/parallel/zero/store_layout.h"
 
 namespace llmc {
@@ -57,6 +58,8 @@ struct RunSpec {
     std::string pipeline_layers{};
     Recompute recompute{};
     bool trains = true;  // otherwise no memory for gradients and moments, and no training steps
+    // Whether checkpoints are written from a copy, while training goes on. In the spec of a plan, whether it has room.
+    bool copies_checkpoints = false;
     std::int64_t global_batch_tokens = 0;
     std::int64_t micro_batch_sequences = 0;          // 0: the plan chooses
     std::int64_t default_micro_batch_tokens = 2048;  // the most tokens of a micro-batch that the plan chooses
@@ -99,6 +102,8 @@ struct RunNeeds {
     }
     std::size_t largest_host_memory() const;
     std::uint64_t largest_disk() const;
+    // Bytes of the copy for checkpoints that there is no room for; 0: there is, or none is asked for.
+    std::size_t lacking_copy = 0;
 };
 
 struct RunPlan {
@@ -118,6 +123,7 @@ struct RunPlan {
 
     MemoryLayout memory;
     StoreLayout store;
+    std::vector<UnitCopyIds> copy;  // if spec.copies_checkpoints
     ActivationBuffers<BufferId> activations;
     BufferId communication;  // the communicator's staging memory
     BufferId workspace;      // the device's scratch memory
@@ -128,6 +134,7 @@ struct RunPlan {
     std::size_t largest_memory = 0;  // memory of the stage that needs the most
     // Why the run does not fit the machine, and what would; empty if it fits.
     std::string lack;
+    std::size_t lacking_copy = 0;  // RunNeeds
     // The extra bytes of gradients with --reduce-every step, which keeps them unsharded until the last
     // micro-batch.
     std::size_t bytes_of_whole_gradients = 0;
@@ -165,7 +172,8 @@ std::vector<StagePart> parts_of_pipeline(const RunSpec& spec);
 RunNeeds needs_of(const RunSpec& spec, const DeviceSizes& sizes, std::size_t staging_bytes,
                   std::int64_t micro_batch);
 
-// The same with the micro-batch that plan_run would choose. UserError if the options make no valid step.
+// The same with the micro-batch that plan_run would choose, and with a copy of checkpoints only if there is room for
+// it. UserError if the options make no valid step.
 RunNeeds needs_of(const RunSpec& spec, const DeviceSizes& sizes, std::size_t staging_bytes);
 
 // Finds the needs of runs on one device, whatever memory they take.

@@ -76,6 +76,7 @@ class Translation {
         keys_ = keys;
         file_ = std::move(file);
         take_section(tree, "");
+        name_momentum();
     }
 
     void set(std::string_view option, std::string value, const std::string& key) {
@@ -96,6 +97,18 @@ class Translation {
     const std::string& other_file() const { return other_file_; }
 
   private:
+    // DeepSpeed has one name for the momentum of any optimizer, and for Nesterov's, which Muon's is here.
+    void name_momentum() {
+        const auto find = [&](std::string_view option) {
+            return std::ranges::find(config_.settings, option, &ForeignSetting::option);
+        };
+        const auto optimizer = find("optimizer"), end = config_.settings.end();
+        if (optimizer == end || optimizer->value != "muon") return;
+        if (const auto momentum = find("momentum"); momentum != end) momentum->option = "muon-momentum";
+        if (const auto nesterov = find("nesterov"); nesterov != end && nesterov->value == "true")
+            config_.settings.erase(nesterov);
+    }
+
     void take_section(const Json& section, const std::string& parent) {
         const auto enabled = section.find("enabled");
         const bool is_off = enabled != section.end() && enabled->is_boolean() && !enabled->get<bool>();

@@ -99,10 +99,10 @@ std::string batch_text(const PlannedRun& run) {
                        plural(micro_batch, "sequence"), spec.model.sequence_length);
 }
 
-std::string checkpoint_text(const Model& model, const Optimizer& optimizer) {
-    return fmt::format("{} with weights and moments; an export in fp32 {}",
-                       human_bytes(checkpoint_bytes(count_parameters(model), optimizer)),
-                       human_bytes(weights_bytes(count_parameters(model))));
+std::string checkpoint_text(const Model& model, const StoreDtypes& dtypes) {
+    const SavedBytes bytes = saved_bytes(outline_of(model), dtypes);
+    return fmt::format("{} with weights and moments; an export in fp32 {}", human_bytes(bytes.checkpoint),
+                       human_bytes(bytes.weights));
 }
 
 std::string rule_text(const Rule& rule) {
@@ -325,7 +325,7 @@ void show(Console& console, const PlannedRun& run) {
             rows.emplace_back("sends", text);
             rows.emplace_back("over", links_text(*run.mesh, run.machines.ranks_of_node));
         }
-        rows.emplace_back("checkpoint", checkpoint_text(*run.model, run.options.optimizer_used()));
+        rows.emplace_back("checkpoint", checkpoint_text(*run.model, run.options.store_dtypes()));
     }
     if (const std::string text = convention_text(run); !text.empty())
         rows.emplace_back("by " + run.asked.convention, text);

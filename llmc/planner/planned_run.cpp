@@ -17,6 +17,7 @@
 #include "llmc/comm/host_communicator.h"
 #include "llmc/comm/launcher.h"
 #include "llmc/core/text.h"
+#include "llmc/plan/memory_limit.h"
 #include "llmc/plan/micro_batches.h"
 #include "llmc/plan/step_time.h"
 #include "llmc/plan/whole_pipeline.h"
@@ -140,6 +141,8 @@ void plan_memory(PlannedRun& run) {
     const DeviceSizes& sizes = *run.machines.sizes;
     RunNeeds needs = needs_of(*run.spec, sizes, run.staging_bytes);
     check_micro_batches(*run.spec, needs.micro_batch);
+    if (needs.lacking_copy > 0) run.notes.push_back(lack_of_copy(needs.lacking_copy));
+    run.spec->copies_checkpoints = needs.spec.copies_checkpoints;
     ShortPlans plans = short_plans(*run.spec, sizes, run.staging_bytes, needs.micro_batch);
     run.estimate = estimated_time(run, plans);
     run.fullest = std::move(plans.first[static_cast<std::size_t>(needs.fullest_stage())]);
@@ -409,8 +412,15 @@ std::optional<Estimate> estimate_of(const std::vector<std::string>& arguments, b
         check_micro_batches(spec, micro_batch);
         if (must_fit && FindNeeds(sizes, run.staging_bytes).least(spec, micro_batch) > run.machines.usable)
             return std::nullopt;
-        const ShortPlans plans = short_plans(spec, sizes, run.staging_bytes, micro_batch);
-        const RunNeeds needs = needs_of(plans);
+        ShortPlans plans = short_plans(spec, sizes, run.staging_bytes, micro_batch);
+        RunNeeds needs = needs_of(plans);
+        const bool has_room =
+            needs.largest_memory() <= run.machines.usable && fit_beside(needs, run.machines);
+        if (spec.copies_checkpoints && !has_room) {
+            run.spec->copies_checkpoints = false;
+            plans = short_plans(spec, sizes, run.staging_bytes, micro_batch);
+            needs = needs_of(plans);
+        }
         Estimate estimate{.bytes = needs.largest_memory(),
                           .usable = run.machines.usable,
                           .fits_beside = fit_beside(needs, run.machines)};

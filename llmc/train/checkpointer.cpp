@@ -1,7 +1,13 @@
 #include "llmc/train/checkpointer.h"
 
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstddef>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
+#include <system_error>
 
 #include "llmc/core/error.h"
 #include "llmc/io/checkpoint.h"
@@ -23,35 +29,133 @@ void verify_in_job(Session& session) {
 }
 
 Checkpointer::Checkpointer(PreparedRun& run) : run_(run) {
-    if (run.checkpoint && is_of_run(run.checkpoint->directory, run.out_dir))
-        last_ = run.checkpoint->directory;
+    if (run.checkpoint && is_of_run(run.checkpoint->directory, run.out_dir)) {
+        const CheckpointInfo& from = *run.checkpoint;
+        last_ = from.directory;
+        previous_ = from.validation ? from.previous : CheckpointLink{from.run, from.progress.step};
+    }
+    run.trainer->before_errors([this] { settle(); });
+    if (!run.is_rank_zero() || !run.writes.checkpoints) return;
+    if (run.options.keep_last > 0) kept_ = checkpoints_up_to(run.out_dir, previous_);
+    remove_partial_checkpoints(run.out_dir);
+    if (!holds_run(run.out_dir / best_folder)) remove_partial_checkpoints(run.out_dir / best_folder);
 }
 
-fs::path Checkpointer::save_in(const fs::path& folder, const std::optional<Validation>& validation) {
-    Trainer& trainer = *run_.trainer;
-    run_.session.console().doing("saving", 0);
-    trainer.require_finite();
+template <class F>
+void Checkpointer::advising(const F& f) const {
     try {
-        return save_checkpoint(folder, run_.identity, run_.lineage, trainer.progress(), to_json(run_.options),
-                               to_text(run_.data.record), trainer.algorithms(), trainer.store(),
-                               trainer.transfer(), run_.tokenizer_files, validation);
+        f();
     } catch (const UserError& fault) {
         const bool has_earlier = !last_.empty() || !best_.empty() || run_.checkpoint;
-        user_error("{}; make room, and {}", fault.what(),
-                   has_earlier ? "continue with --resume: the earlier checkpoints are whole"
-                               : "start again: there is no earlier checkpoint");
+        const std::string_view said = fault.what();
+        const bool lacks_room = std::ranges::any_of(std::array{ENOSPC, EDQUOT, EFBIG}, [&](int number) {
+            return said.find(std::generic_category().message(number)) != said.npos;
+        });
+        shared_error("{}; {}{}", said, lacks_room ? "make room, and " : "",
+                     has_earlier ? "continue with --resume: the earlier checkpoints are whole"
+                                 : "start again: there is no earlier checkpoint");
     }
 }
 
-void Checkpointer::save() {
-    last_ = save_in(run_.out_dir);
-    run_.trainer->saved();
+void Checkpointer::save_in(const fs::path& folder, const std::optional<Validation>& validation) {
+    Trainer& trainer = *run_.trainer;
+    run_.session.console().doing("saving", 0);
+    trainer.require_finite();
+    finish();
+    const bool goes_on = trainer.progress().step < run_.options.steps && !run_.session.is_stopping();
+    CheckpointContents contents{.run = run_.identity,
+                                .lineage = run_.lineage,
+                                .progress = trainer.progress(),
+                                .configuration = to_json(run_.options).dump(),
+                                .data = to_text(run_.data.record),
+                                .device_choices = trainer.algorithms(),
+                                .tokenizer = run_.tokenizer_files,
+                                .validation = validation,
+                                .previous = previous_};
+    if (goes_on && trainer.copy()) {
+        trainer.copy()->take();
+        advising([&] {
+            pending_.emplace(CheckpointSave(folder, std::move(contents), trainer.store(), trainer.transfer()),
+                             *trainer.copy(), run_.session.world());
+        });
+        return;
+    }
+    fs::path saved;
+    advising(
+        [&] { saved = save_checkpoint(folder, std::move(contents), trainer.store(), trainer.transfer()); });
+    see_saved(saved, trainer.progress().step, validation.has_value());
 }
 
+void Checkpointer::see_saved(const fs::path& checkpoint, std::int64_t step, bool is_best) {
+    run_.trainer->saved();
+    (is_best ? best_ : last_) = checkpoint;
+    // The summary shows the last one.
+    if (step < run_.trainer->progress().step || step < run_.options.steps)
+        run_.session.console().checkpoint(step, checkpoint.string());
+    if (is_best) {
+        if (run_.is_rank_zero()) remove_checkpoints(checkpoint.parent_path(), checkpoint);
+        return;
+    }
+    previous_ = {run_.identity, step};
+    if (!run_.is_rank_zero() || run_.options.keep_last == 0) return;
+    std::erase(kept_, checkpoint);  // it may have replaced one
+    kept_.push_back(checkpoint);
+    const auto removed = std::max<std::ptrdiff_t>(0, std::ssize(kept_) - run_.options.keep_last);
+    std::for_each_n(kept_.begin(), removed, remove_checkpoint);
+    kept_.erase(kept_.begin(), kept_.begin() + removed);
+}
+
+void Checkpointer::save() { save_in(run_.out_dir); }
+
 void Checkpointer::save_best(double validation_loss) {
-    const fs::path folder = run_.out_dir / best_folder;
-    best_ = save_in(folder, Validation{validation_loss, run_.validation->fingerprint});
-    if (run_.is_rank_zero()) remove_checkpoints(folder, best_);
+    save_in(run_.out_dir / best_folder, Validation{validation_loss, run_.validation->fingerprint});
+}
+
+bool Checkpointer::ask_to_stop() {
+    if (!pending_) return run_.session.ask_to_stop();
+    Session::Done done = pending_->done();
+    const bool stops = run_.session.ask_to_stop(done);
+    advance_pending([&](BackgroundSave& save) { return save.advance(done); });
+    return stops;
+}
+
+void Checkpointer::finish() {
+    if (!pending_) return;
+    advance_pending([](BackgroundSave& save) {
+        save.wait();
+        return true;
+    });
+}
+
+template <class F>
+void Checkpointer::advance_pending(const F& f) {
+    bool is_complete = false;
+    try {
+        advising([&] { is_complete = f(*pending_); });
+    } catch (const UserError&) {
+        pending_.reset();
+        throw;
+    }
+    if (!is_complete) return;
+    const fs::path saved = pending_->of().path();
+    const CheckpointContents& contents = pending_->of().contents();
+    const std::int64_t step = contents.progress.step;
+    const bool is_best = contents.validation.has_value();
+    pending_.reset();
+    see_saved(saved, step, is_best);
+}
+
+void Checkpointer::finish_after(const UserError& fault) {
+    const bool is_shared = dynamic_cast<const SharedError*>(&fault) != nullptr;
+    if (is_shared || run_.session.world().size() == 1) settle();
+}
+
+void Checkpointer::settle() {
+    try {
+        finish();
+    } catch (const UserError&) {
+        // The other error ends the run.
+    }
 }
 
 void Checkpointer::export_weights() {

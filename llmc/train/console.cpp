@@ -151,6 +151,11 @@ void Console::hellaswag(std::int64_t step, const HellaSwagScore& score) {
           "\n");
 }
 
+void Console::checkpoint(std::int64_t step, std::string_view path) {
+    if (!is_quiet_)
+        print(terminal_.styled(Style::faint, fmt::format("-- checkpoint of step {}: {}", step, path)) + "\n");
+}
+
 void Console::sample(std::int64_t step, std::string_view text) {
     while (text.starts_with('\n')) text.remove_prefix(1);
     constexpr int columns = 72;

@@ -40,6 +40,8 @@ class Console {
     void validation(std::int64_t step, double loss);
     void hellaswag(std::int64_t step, const HellaSwagScore& score);
     void sample(std::int64_t step, std::string_view text);
+    // A checkpoint of a step is complete.
+    void checkpoint(std::int64_t step, std::string_view path);
     // Prints the summary after the last step, and the commands to suggest, each on a line of its own, to be
     // copied. The first one continues the run.
     void summary(const Rows& rows, const std::vector<Suggestion>& suggestions);

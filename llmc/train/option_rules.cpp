@@ -261,6 +261,7 @@ void check_ranges(const Options& o) {
     require_range<std::int64_t>("top-k", o.top_k, 0, many);
     require_range("top-p", o.top_p, 0.0, 1.0);
     require_range<std::int64_t>("checkpoint-every", o.checkpoint_every, 0, many);
+    require_range<std::int64_t>("keep-last", o.keep_last, 0, many);
     require_range<std::int64_t>("log-every", o.log_every, 1, many);
     if (o.overwrite && o.out_dir.empty())
         user_error("--overwrite needs --out-dir, the run to replace; leave it out");
@@ -394,6 +395,11 @@ Offload Options::offload() const {
     };
     return {
         .state = tier(offload_optimizer), .parameters = tier(offload_parameters), .has_own_memory = is_gpu};
+}
+
+bool Options::saves_beside_training() const {
+    const bool saves_on_the_way = keep_best || (checkpoint_every > 0 && checkpoint_every < steps);
+    return checkpoint_async && saves_on_the_way && steps > 0 && !generate;
 }
 
 PipelineSchedule Options::kind_of_pipeline_schedule() const {

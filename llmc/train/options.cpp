@@ -144,6 +144,17 @@ void ignore_settings_without_effect(Options& options) {
     }
 }
 
+// Whether a configuration file has a hyperparameter for another optimizer: the one that it names, or else the default
+// one if that has it.
+bool is_for_another_optimizer(std::span<const ConfigSetting> settings, std::string_view hyperparameter,
+                              const std::string& optimizer) {
+    const auto named = std::ranges::find(settings, "optimizer", &ConfigSetting::name);
+    if (named != settings.end()) return named->value != optimizer;
+    const std::string by_default = Options().optimizer;
+    const std::vector<std::string_view> with = optimizers_with(hyperparameter);
+    return optimizer != by_default && std::ranges::find(with, by_default) != with.end();
+}
+
 // Applies the settings of a configuration file, except those that the command line gives too.
 void apply_config(CLI::App& app, Options& options, std::span<const RemovedOption> removed) {
     const std::string& file = options.config_file;
@@ -161,7 +172,8 @@ void apply_config(CLI::App& app, Options& options, std::span<const RemovedOption
     const std::vector<FamilyOption> settings_of_families = family_options();
     constexpr std::array what = {"text in quotation marks", "a number without quotation marks",
                                  "true or false"};
-    for (const ConfigSetting& setting : read_config_file(file)) {
+    const std::vector<ConfigSetting> settings = read_config_file(file);
+    for (const ConfigSetting& setting : settings) {
         try {
             if (!types.contains(setting.name)) {
                 refuse_removed(setting.name, removed);
@@ -182,7 +194,8 @@ void apply_config(CLI::App& app, Options& options, std::span<const RemovedOption
                                      std::ranges::find(settings_of_families, setting.name,
                                                        &FamilyOption::name) != settings_of_families.end(),
                        other_optimizer = options.given.contains("optimizer") &&
-                                         options.optimizer_options.contains(setting.name);
+                                         options.optimizer_options.contains(setting.name) &&
+                                         is_for_another_optimizer(settings, setting.name, options.optimizer);
             if (options.given.contains(setting.name) || other_model || other_optimizer) continue;
             option.add_result(setting.value);
             option.run_callback();
@@ -284,7 +297,7 @@ std::optional<Options> parse(int argc, const char* const* argv, std::string& tex
             ->expected(0, 1)
             ->configurable(false)
             ->option_text("[DIR]")
-            ->group("Results");
+            ->group("Checkpoints");
     resume_option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
     // These modes hold for one start of the program only. A configuration file cannot set them.
     const auto flag = [&app](const char* name, bool& value, const char* help, const char* group) {
@@ -292,7 +305,7 @@ std::optional<Options> parse(int argc, const char* const* argv, std::string& tex
     };
     flag("--resume-if-any", options.resume_if_any,
          "Like --resume, but begin a run if there is none; for schedulers, which start a job again",
-         "Results");
+         "Checkpoints");
     flag("--new-data", options.new_data,
          "Resume although the data have changed; training goes on with the next sample in their new order",
          "Data");
@@ -303,7 +316,7 @@ std::optional<Options> parse(int argc, const char* const* argv, std::string& tex
                                "checksums, and exit"))
             ->option_text("DIR")
             ->configurable(false)
-            ->group("Results");
+            ->group("Checkpoints");
     }
     flag("--quiet", options.quiet, "Print only notes and the results", "Results");
     flag("--generate", options.generate, "Only continue --prompt, with the weights of --resume or --init",

@@ -123,6 +123,8 @@ struct Options {
     std::string out_dir;
     std::string metrics;
     std::int64_t checkpoint_every = 0;
+    bool checkpoint_async = true;
+    std::int64_t keep_last = 0;
     bool keep_best = false;
     std::string export_file;
     std::string export_dtype;  // default: the folder's, or fp32
@@ -213,6 +215,9 @@ struct Options {
     int chunks_of_stage() const;
     Recompute recomputation() const;
     Offload offload() const;  // --device must be known
+    // Whether checkpoints are to be saved while training goes on; and whether that is possible.
+    bool saves_beside_training() const;
+    bool copies_checkpoints() const { return saves_beside_training() && offload().state != Tier::disk; }
 };
 
 // The learning-rate schedule. The options must be resolved.

@@ -318,10 +318,8 @@ void ReplacedRun::remove_empty_folders() {
 
 namespace {
 
-std::uint64_t bytes_of_checkpoints(const Options& options, const Writes& writes, std::int64_t parameters) {
-    return writes.checkpoints
-               ? (options.keep_best ? 2 : 1) * checkpoint_bytes(parameters, options.optimizer_used())
-               : 0;
+std::uint64_t bytes_of_checkpoints(const Options& options, const Writes& writes, const SavedBytes& bytes) {
+    return writes.checkpoints ? (options.keep_best ? 2 : 1) * bytes.checkpoint : 0;
 }
 
 }  // namespace
@@ -347,13 +345,12 @@ void require_shared_directory(Communicator& world, const fs::path& out_dir) {
 }
 
 void require_room_for_checkpoints(const Options& options, const std::filesystem::path& out_dir,
-                                  const Writes& writes, std::int64_t parameters) {
-    naming_option("--out-dir",
-                  [&] { require_space(out_dir, bytes_of_checkpoints(options, writes, parameters)); });
+                                  const Writes& writes, const SavedBytes& bytes) {
+    naming_option("--out-dir", [&] { require_space(out_dir, bytes_of_checkpoints(options, writes, bytes)); });
 }
 
 void check_outputs(const Options& options, const fs::path& out_dir, const Writes& writes,
-                   std::span<const std::string> inputs, std::int64_t parameters) {
+                   std::span<const std::string> inputs, const SavedBytes& bytes) {
     const fs::path metrics = metrics_file(options, out_dir), exported = link_target(options.export_file);
     const bool metrics_given = !options.metrics.empty();
     const auto refuse_overwriting = [](const char* option, const fs::path& file, const fs::path& source) {
@@ -401,8 +398,8 @@ void check_outputs(const Options& options, const fs::path& out_dir, const Writes
                        options.weights);
         }
     }
-    const std::uint64_t checkpoint = bytes_of_checkpoints(options, writes, parameters);
-    require_room_for_checkpoints(options, out_dir, writes, parameters);
+    const std::uint64_t checkpoint = bytes_of_checkpoints(options, writes, bytes);
+    require_room_for_checkpoints(options, out_dir, writes, bytes);
     if (!exported.empty()) {
         refuse_places_of_runs("--export", exported);
         // --export may replace the file of --init.
@@ -421,7 +418,7 @@ void check_outputs(const Options& options, const fs::path& out_dir, const Writes
         });
         if (is_folder) static_cast<void>(exported_config(options));  // or refuses
         const std::uint64_t beside = on_one_disk(out_dir, exported) ? checkpoint : 0;
-        naming_option("--export", [&] { require_space(exported, weights_bytes(parameters), beside); });
+        naming_option("--export", [&] { require_space(exported, bytes.weights, beside); });
     }
 }
 

@@ -99,15 +99,15 @@ class ReplacedRun {
 };
 
 // Throws UserError if results (out_dir, --metrics, --export) could not be written, or if one would overwrite
-// another or one of `inputs`. Also if the disk has no room for a checkpoint of `parameters` and the export.
+// another or one of `inputs`. Also if the disk has no room for a checkpoint and the export of so many bytes.
 // It leaves no files behind. Only rank 0 calls it.
 void check_outputs(const Options& options, const std::filesystem::path& out_dir, const Writes& writes,
-                   std::span<const std::string> inputs, std::int64_t parameters);
+                   std::span<const std::string> inputs, const SavedBytes& bytes);
 // Throws UserError if not all processes see the directory of rank 0, in which all write checkpoints. Leaves nothing
 // behind. All ranks call it.
 void require_shared_directory(Communicator& world, const std::filesystem::path& out_dir);
-// Throws UserError if the disk has no room for a checkpoint of `parameters`.
+// Throws UserError if the disk has no room for a checkpoint of so many bytes.
 void require_room_for_checkpoints(const Options& options, const std::filesystem::path& out_dir,
-                                  const Writes& writes, std::int64_t parameters);
+                                  const Writes& writes, const SavedBytes& bytes);
 
 }  // namespace llmc

@@ -20,6 +20,7 @@
 #include "llmc/data/tokenizer_files.h"
 #include "llmc/io/files.h"
 #include "llmc/io/model_files.h"
+#include "llmc/plan/memory_limit.h"
 #include "llmc/train/chat.h"
 #include "llmc/train/command_line.h"
 #include "llmc/train/folder_options.h"
@@ -236,7 +237,8 @@ void PreparedRun::open_training_files() {
     if (is_rank_zero()) {
         require_names_for_records();
         require_no_other_run(options, out_dir, writes, checkpoint ? &*checkpoint : nullptr);
-        check_outputs(options, out_dir, writes, data.files, count_parameters(model()));
+        check_outputs(options, out_dir, writes, data.files,
+                      saved_bytes(*plan.outline, options.store_dtypes()));
         algorithms = find_algorithms(checkpoint, out_dir, device());
     }
     if (writes.checkpoints) require_shared_directory(session.world(), out_dir);
@@ -265,6 +267,9 @@ void PreparedRun::announce() {
     console.header(fmt::format("train_gpt {} (commit {})", version(), commit()), header_rows(*this));
     for (const std::string& note : notes) console.note(note);
     if (!plan.lack.empty()) console.note(plan.lack);
+    if (trains && plan.lacking_copy > 0) console.note(lack_of_copy(plan.lacking_copy));
+    if (trains && options.saves_beside_training() && !options.copies_checkpoints())
+        console.note("checkpoints are saved between steps: the optimizer's state is on a disk");
     if (!has_work() && writes.metrics)
         console.note(fmt::format("{} is not written", metrics_file(options, out_dir).string()));
     if (options.verbose) console.text(places_text(plan) + "\n");
@@ -280,6 +285,11 @@ bool PreparedRun::load_weights() {
     HostCommunicator& world = session.world();
     trainer.emplace(options, plan, device(), world, ranks->groups, checkpoint.has_value(),
                     drive_of(options.nvme_dir, session.job().local_rank()));
+    if (plan.spec.copies_checkpoints && !trainer->copy()) {
+        const StageNeeds& stage = plan.stages.front();
+        session.console().note(lack_of_copy(stage.memory.bytes(ArenaKind::checkpoint) +
+                                            stage.host.bytes(ArenaKind::checkpoint)));
+    }
     if (trainer->store().has_file()) see_disk();
     if (trains) wait_for_disks();
     if (!ranks->nccl) world.set_staging(trainer->arenas()[plan.communication]);
@@ -297,7 +307,9 @@ bool PreparedRun::load_weights() {
 void PreparedRun::see_disk() {
     if (const std::string& note = trainer->store().file().note(); !note.empty()) session.console().note(note);
     // What the run keeps on its disk may have taken the place of checkpoints.
-    if (is_rank_zero()) require_room_for_checkpoints(options, out_dir, writes, count_parameters(model()));
+    if (is_rank_zero())
+        require_room_for_checkpoints(options, out_dir, writes,
+                                     saved_bytes(*plan.outline, options.store_dtypes()));
     const ScratchFile::Speed& speed = trainer->disk_speed();
     if (speed.read > 0) session.console().note(disk_note(plan, speed));
 }
@@ -326,8 +338,13 @@ bool PreparedRun::resume() {
         try {
             trainer->resume(*checkpoint);
         } catch (const UserError& fault) {  // on all ranks
-            if (!std::string_view(fault.what()).starts_with(damage_prefix)) throw;
-            session.pass_over(checkpoint->directory, fault.what());
+            // Damage may look like a file of another kind, or like a fault of the disk.
+            const std::string damage = text_of_root(session.world(), [&] {
+                const std::string said = fault.what();
+                return said.starts_with(damage_prefix) ? said : damage_of(checkpoint->directory);
+            });
+            if (damage.empty()) throw;
+            session.pass_over(checkpoint->directory, damage);
             return false;
         }
     } else if (checkpoint) {

@@ -87,12 +87,18 @@ std::optional<CheckpointInfo> newest_of_last_run(const std::filesystem::path& ou
                                                  const Damages& damages) {
     const std::optional<RunRecord> last = read_last_run(out_dir);
     if (!last) return newest_of_run(out_dir, std::nullopt, damages);
-    if (auto newest = newest_of_run(out_dir, last->identity, damages)) return newest;
     // The checkpoint that the run resumed from may be deleted by now.
     std::error_code ignored;
-    if (!last->began_from.empty() && std::filesystem::exists(last->began_from, ignored) &&
-        !damages.contains(plain_path(last->began_from).string()))
-        return read_checkpoint(last->began_from);
+    const bool has_start = !last->began_from.empty() && std::filesystem::exists(last->began_from, ignored);
+    const auto damage = has_start ? damages.find(plain_path(last->began_from).string()) : damages.end();
+    try {
+        if (auto newest = newest_of_run(out_dir, last->identity, damages)) return newest;
+    } catch (const UserError&) {  // all there are damaged
+        if (!has_start || damage != damages.end()) throw;
+    }
+    // Others would be of another run, or of steps that this one has left behind.
+    if (damage != damages.end()) throw UserError(damage->second);
+    if (has_start) return read_checkpoint(last->began_from);
     return newest_of_run(out_dir, std::nullopt, damages);
 }
 
@@ -128,9 +134,10 @@ bool is_kept(std::string_view name, bool trains, bool was_given) {
         "train-data", "val-data", "val-batches", "global-batch-tokens", "dtype", "fp8", "fp8-history",
         "attention",  "tf32",     "optimizer"};
     constexpr std::array training_settings = {
-        "val-every",        "eval-hellaswag", "eval-every",  "eval-examples",   "sample-every",
-        "sample-tokens",    "prompt",         "temperature", "top-k",           "top-p",
-        "checkpoint-every", "keep-best",      "log-every",   "micro-batch-size"};
+        "val-every",    "eval-hellaswag", "eval-every",       "eval-examples",
+        "sample-every", "sample-tokens",  "prompt",           "temperature",
+        "top-k",        "top-p",          "checkpoint-every", "checkpoint-async",
+        "keep-last",    "keep-best",      "log-every",        "micro-batch-size"};
     const auto has = [&](const auto& names) { return std::ranges::find(names, name) != names.end(); };
     // Its default depends on the mesh.
     if (name == "reduce-every") return trains && was_given;
@@ -310,9 +317,15 @@ std::string as_text(const nlohmann::ordered_json& value) {
 std::string options_that_keep_rate(const Options& options, std::int64_t step) {
     const Schedule schedule = schedule_of(options);
     if (schedule.kind == ScheduleKind::constant) return "";
-    const double rate = learning_rate(schedule, step);
     // A schedule that ends at zero would train nothing any more.
-    return fmt::format(" --lr-schedule constant --lr {:.3g}", rate > 0 ? rate : schedule.peak / 10);
+    const double reached = learning_rate(schedule, step) / schedule.peak, share = reached > 0 ? reached : 0.1;
+    const Optimizer& optimizer = options.optimizer_used();
+    const std::string own =
+        optimizer.own_rate_name.empty() || !options.is_given(optimizer.own_rate_name)
+            ? ""
+            : fmt::format(" --{} {:.3g}", optimizer.own_rate_name,
+                          share * optimizer.own_rate(schedule.peak, options.numbers_of(optimizer)));
+    return fmt::format(" --lr-schedule constant --lr {:.3g}{}", share * schedule.peak, own);
 }
 
 void require_same_model(const CheckpointInfo& checkpoint, const Options& options) {

@@ -36,6 +36,7 @@ RunSpec run_spec(const Options& options, const Mesh& mesh, const DeviceSizes& si
             .pipeline_layers = options.pipeline_layers,
             .recompute = options.recomputation(),
             .trains = !options.generate,
+            .copies_checkpoints = options.copies_checkpoints(),
             .global_batch_tokens = *options.global_batch_tokens,
             .micro_batch_sequences = options.micro_batch_size.value_or(0),
             .default_micro_batch_tokens = sizes.default_micro_batch_tokens(),

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <csignal>
 #include <exception>
 #include <optional>
@@ -104,6 +105,13 @@ void Session::pass_over(const std::filesystem::path& checkpoint, const std::stri
 }
 
 std::string Session::program() const { return program_as_called(arguments()); }
+
+bool Session::ask_to_stop(Done& done) {
+    std::array<double, 3> counts = {signals_.here() ? 1.0 : 0.0, done.well, done.failed};
+    world().all_reduce({reinterpret_cast<std::byte*>(counts.data()), DType::fp64, {std::ssize(counts)}});
+    done = {counts[1], counts[2]};
+    return is_stopping_ = is_stopping_ || counts[0] > 0;
+}
 
 bool Session::ask_to_stop() { return is_stopping_ = is_stopping_ || signals_.anywhere(world()); }
 

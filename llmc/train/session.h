@@ -47,7 +47,13 @@ class Session {
     Console& console() { return console_; }
     StopSignals& signals() { return signals_; }
 
-    // Whether a signal has asked any rank to stop. All ranks call it together and receive the same answer.
+    // How many ranks have done what they do beside training, or failed.
+    struct Done {
+        double well = 0, failed = 0;
+    };
+    // Whether a signal has asked any rank to stop. All ranks call it together and receive the same answer. Also
+    // replaces each rank's counts by their sums.
+    bool ask_to_stop(Done& done);
     bool ask_to_stop();
     // The last answer of ask_to_stop(), without communication.
     bool is_stopping() const { return is_stopping_; }

@@ -358,11 +358,6 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
     setting("out-dir", o.out_dir, {"Write results to DIR (default: runs/ and the current time)", "DIR"}, any);
     setting("metrics", o.metrics,
             {"Write one JSON line per step to FILE (default: metrics.jsonl in --out-dir)", "FILE"}, any);
-    setting("checkpoint-every", o.checkpoint_every,
-            {"Save every N steps and after the last; 0: after the last only"}, any);
-    setting("keep-best", o.keep_best,
-            {"Also keep the checkpoint with the lowest validation loss, in the folder best of --out-dir"},
-            any);
     setting("export", o.export_file,
             {"Write the final weights to NAME.safetensors, or to a new folder NAME in Hugging Face's format",
              "NAME"},
@@ -373,6 +368,18 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
             {"fp32", "bf16", "fp16"});
     setting("log-every", o.log_every,
             {"Print a line for every N-th step; a terminal's last line shows each; metrics have all"}, any);
+
+    group("Checkpoints");
+    setting("checkpoint-every", o.checkpoint_every,
+            {"Save every N steps and after the last; 0: after the last only"}, any);
+    setting("checkpoint-async", o.checkpoint_async,
+            {"Save while training goes on, from a copy in memory, if there is room for it"}, any);
+    setting("keep-last", o.keep_last,
+            {"Remove the run's older checkpoints when a new one is complete, but the last N; 0: keep all"},
+            any);
+    setting("keep-best", o.keep_best,
+            {"Also keep the checkpoint with the lowest validation loss, in the folder best of --out-dir"},
+            any);
 }
 
 // For callers that need no groups.

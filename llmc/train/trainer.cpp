@@ -20,6 +20,7 @@
 #include "llmc/io/stored_tensors.h"
 #include "llmc/train/algorithms.h"
 #include "llmc/train/diagnosis.h"
+#include "llmc/train/stop.h"
 #include "llmc/train/token_choice.h"
 
 namespace llmc {
@@ -47,6 +48,11 @@ Trainer::Trainer(const Options& options, const RunPlan& plan, Device& device, Co
       scaler_(options),
       fp8_(options, *plan.outline) {
     device.ops().set_workspace(arenas_[plan.workspace]);
+    if (plan.spec.copies_checkpoints) {
+        on_any_rank(world, !arenas_.has_copy())
+            ? arenas_.release_copy()
+            : static_cast<void>(copy_.emplace(store_, arenas_, plan.copy, plan.spec.mesh, plan.parts));
+    }
     if (store_.has_file() && plan.spec.trains) disk_speed_ = store_.file().probe();
     if (resumes) return;
     if (options.init.empty()) {
@@ -206,7 +212,7 @@ StepMetrics Trainer::train_step(TrainingBatches& batches) {
     const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start + finished.elapsed;
     if (!is_skipped && (!std::isfinite(loss) || !std::isfinite(norm))) {
         const ForwardPasses passes = forward_passes(plan_.training.micro_batches, std::ref(load));
-        user_error(
+        shared_error(
             "step {}: the loss is {} and the gradient's norm {}; the first tensor that is not finite is {}; "
             "{}",
             progress_.step + 1, named(loss), named(norm),
@@ -256,16 +262,25 @@ std::optional<double> Trainer::model_flops_utilization(double tokens_per_second)
 
 void Trainer::require_equal_replicas() {
     if (const auto difference = differing_replica(store_, world_)) {
-        user_error("step {}: {}; the cause is faulty memory, a faulty link or a bug; {}", progress_.step + 1,
-                   *difference, has_checkpoint_ ? "resume from the last checkpoint" : "start again");
+        shared_error("step {}: {}; the cause is faulty memory, a faulty link or a bug; {}",
+                     progress_.step + 1, *difference,
+                     has_checkpoint() ? "resume from the last checkpoint" : "start again");
     }
 }
 
-std::string Trainer::advice_if_not_finite() const {
+bool Trainer::has_checkpoint() {
+    if (settle_) settle_();
+    return has_checkpoint_;
+}
+
+std::string Trainer::advice_if_not_finite() {
     if (scaler_.scales()) return "the largest number in fp16 is 65504: give --dtype bf16, or a smaller --lr";
-    constexpr std::string_view smaller_steps = "with a smaller --lr or more --warmup-steps";
+    const std::string_view own_rate = options_.optimizer_used().own_rate_name;
+    const std::string smaller_steps = fmt::format(
+        "with a smaller --lr {}or more --warmup-steps",
+        !own_rate.empty() && options_.is_given(own_rate) ? fmt::format("and --{} ", own_rate) : "");
     const bool updated = progress_.step > step_before_run_;
-    if (has_checkpoint_) {
+    if (has_checkpoint()) {
         return fmt::format("resume from {} checkpoint, or start again, {}",
                            updated ? "the last" : "an earlier", smaller_steps);
     }
@@ -279,8 +294,8 @@ std::string Trainer::advice_if_not_finite() const {
 void Trainer::require_finite() {
     finish_update();
     if (const auto tensor = non_finite_state(store_, world_)) {
-        user_error("step {}: the update made {} not finite, so nothing is saved; {}", progress_.step, *tensor,
-                   advice_if_not_finite());
+        shared_error("step {}: the update made {} not finite, so nothing is saved; {}", progress_.step,
+                     *tensor, advice_if_not_finite());
     }
 }
 
@@ -327,7 +342,7 @@ std::optional<double> Trainer::evaluate(std::string_view what, std::int64_t rows
         loss += executor_.results().loss_sum;
         if (!std::isfinite(loss)) {
             const ForwardPasses passes = forward_passes(plan_.evaluation.micro_batches, load);
-            user_error(
+            shared_error(
                 "the loss of the {} after step {} is {}; the first tensor that is not finite is {}; {}", what,
                 progress_.step, named(loss),
                 first_non_finite(plan_, arenas_, device_, store_, world_, passes), advice_if_not_finite());

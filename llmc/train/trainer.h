@@ -11,6 +11,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "llmc/comm/communicator.h"
@@ -20,6 +21,7 @@
 #include "llmc/io/checkpoint.h"
 #include "llmc/io/metrics.h"
 #include "llmc/parallel/step/executor.h"
+#include "llmc/parallel/zero/checkpoint_share.h"
 #include "llmc/parallel/zero/parameter_store.h"
 #include "llmc/parallel/zero/unit_transfer.h"
 #include "llmc/plan/run_plan.h"
@@ -75,6 +77,8 @@ class Trainer {
     ParameterStore& store() { return store_; }
     // Moves the sharded state between the ranks and rank 0, which reads and writes the files.
     UnitTransfer& transfer() { return transfer_; }
+    // The copy from which checkpoints are written beside training; null if there is none, on any rank.
+    const CheckpointCopy* copy() const { return copy_ ? &*copy_ : nullptr; }
     const Progress& progress() const { return progress_; }
     // The number of training tokens so far, with those of the runs that this one resumes.
     std::int64_t tokens() const { return progress_.samples * plan_.spec.model.sequence_length; }
@@ -136,6 +140,8 @@ class Trainer {
 
     // All ranks call this after a checkpoint was saved. Errors then point to the checkpoint.
     void saved() { has_checkpoint_ = true; }
+    // Sets what waits for a checkpoint that is being saved. Errors that all ranks find call it before they point to it.
+    void before_errors(std::function<void()> settle) { settle_ = std::move(settle); }
 
   private:
     // The next token, from the logits of the rows that were computed last. All ranks that took part receive
@@ -164,7 +170,8 @@ class Trainer {
     // Scales products in 8 bits without a history.
     void begin_fp8();
     std::optional<double> model_flops_utilization(double tokens_per_second) const;
-    std::string advice_if_not_finite() const;  // for errors about numbers that are not finite
+    bool has_checkpoint();               // to resume from
+    std::string advice_if_not_finite();  // for errors about numbers that are not finite
 
     const Options& options_;
     const RunPlan& plan_;
@@ -173,6 +180,7 @@ class Trainer {
     Arenas arenas_;
     ParameterStore store_;
     UnitTransfer transfer_;
+    std::optional<CheckpointCopy> copy_;
     Executor executor_;
     Schedule schedule_;
     LossScaler scaler_;
@@ -190,7 +198,8 @@ class Trainer {
     std::string algorithms_;
     LeftOut left_out_;
     std::int64_t step_before_run_ = 0;  // the last step before this run
-    bool has_checkpoint_ = false;       // to resume from
+    bool has_checkpoint_ = false;
+    std::function<void()> settle_;
 };
 
 }  // namespace llmc

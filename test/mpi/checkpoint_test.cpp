@@ -57,8 +57,15 @@ fs::path save(test::TrainerRun& run, const fs::path& out_dir, std::int64_t step,
     Trainer& trainer = run.trainer();
     Progress progress = trainer.progress();
     progress.step = step;
-    return save_checkpoint(out_dir, mark, "lineage", progress, {}, "{}", trainer.algorithms(),
-                           trainer.store(), trainer.transfer(), {{"tokenizer.json", "{}"}});
+    return save_checkpoint(out_dir,
+                           {.run = mark,
+                            .lineage = "lineage",
+                            .progress = progress,
+                            .configuration = "{}",
+                            .data = "{}",
+                            .device_choices = trainer.algorithms(),
+                            .tokenizer = {{"tokenizer.json", "{}"}}},
+                           trainer.store(), trainer.transfer());
 }
 
 // The calls of all ranks, in their order, on rank 0.

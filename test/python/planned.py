@@ -51,6 +51,7 @@ def random_options(draw, most_ranks, tiers=(), folder=None):
         tier = draw.choice(["none", *tiers])
         if tier != "none" and (what, moments) != ("optimizer", "8bit") and "--reshard-after-forward=false" not in options:
             options += [f"--offload-{what}={tier}", *([f"--nvme-dir={folder}"] if tier == "nvme" else [])]
+    options += draw.choice([[], ["--checkpoint-every=1"]])
     kind = draw.choice(["none", "selective", "block"])
     options += [f"--recompute={kind}", *(draw.choice([[], ["--recompute-every=2"]]) if kind != "none" and layers > 1 else [])]
     return options, pipeline * tensor * data

@@ -69,8 +69,9 @@ def test_the_files_of_ranks(options, mesh, most, tmp_path):
     assert {name: state[f"optim.state.{name}.exp_avg"].shape for name in weights} == {name: array.shape for name, array in weights.items()}
     elements = [sum(array.size for path in checkpoint.glob(f"*-{rank:05}-*") for _, array in boxes.boxes(path).values()) for rank in range(ranks)]
     assert sum(elements) == 3 * sum(array.size for array in weights.values())
-    if how == []:  # shards of small units differ by their padding
-        assert max(elements) < 1.1 * sum(elements) / ranks
+    if how == [] and ranks > 1:
+        # The last ranks have the padding: of five units to blocks of 1024 elements a rank, and of two tables from 257 to 384 rows.
+        assert max(elements) <= sum(elements) / ranks + 3 * (5 * 1024 + 2 * (384 - 257) * 64 / ranks)
 
 
 def test_dtypes_are_those_in_memory(tmp_path):

@@ -259,6 +259,8 @@ BESIDE = {
     "zero_optimization.mics": {"zero_optimization": {"stage": 3}},
     "zero_optimization.offload_optimizer.nvme": {"zero_optimization": {"offload_optimizer": {"device": "nvme"}}},
     "zero_optimization.offload_param.nvme": {"zero_optimization": {"offload_param": {"device": "nvme"}}},
+    "optimizer.params.momentum": {"optimizer": {"type": "SGD"}}, "optimizer.params.nesterov": {"optimizer": {"type": "SGD"}},
+    "optimizer.params.muon_lr": {"optimizer": {"type": "Muon"}},
     "deepspeed_config.": {"distributed_type": "DEEPSPEED"}, "fsdp_config.": {"distributed_type": "FSDP"}, "megatron_lm_config.": {"distributed_type": "MEGATRON_LM"},
     "deepspeed_config.offload_optimizer_nvme": {"deepspeed_config": {"offload_optimizer_device": "nvme"}},
     "deepspeed_config.offload_param_nvme": {"deepspeed_config": {"offload_param_device": "nvme"}},

@@ -19,7 +19,7 @@ def test_plans_equal_runs(tmp_path, configurations=10):
     for number in range(configurations):
         options, ranks = planned.random_options(draw, most_ranks=4, tiers=["nvme"], folder=tmp_path / "disk")
         print(shlex.join(options), "on", ranks)
-        run = program.train(tmp_path / str(number), *options, "--device=cpu", "--steps=1", ranks=ranks)
+        run = program.train(tmp_path / str(number), *options, "--device=cpu", "--steps=2", ranks=ranks)
         planned.assert_equals_run(plan(*options, "--device=cpu", f"--processes={ranks}")[0], run)
 
 

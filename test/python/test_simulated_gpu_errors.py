@@ -150,6 +150,13 @@ def test_is_told_in_one_line(case, outcomes):
 # ---- cases without an error
 
 
+@pytest.mark.parametrize("variable", ["SIMT_FAIL=hostmalloc:1", "SIMT_HOST_MEMORY=1000"])
+def test_checkpoints_without_a_copy(variable, tmp_path):
+    run = simulated.train(tmp_path, *MODEL, "--steps=3", "--checkpoint-every=1", "--device=cuda", variables=dict([variable.split("=")]))
+    assert "note: checkpoints are saved between steps: there is no room for a copy of " in run.output
+    assert {path.name for path in run.out_dir.glob("checkpoint-*")} == {f"checkpoint-{step:08}" for step in (1, 2, 3)}
+
+
 def test_without_a_gpu_it_is_the_cpu_and_that_is_said(tmp_path):
     result = simulated.run([*MODEL, "--out-dir", tmp_path / "run"], tmp_path, variables=NO_GPU)
     assert result.returncode == 0 and result.stderr == ""

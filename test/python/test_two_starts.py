@@ -116,7 +116,7 @@ def test_a_signal_ends_the_waiting(launcher, started, tmp_path):
 
 def test_a_killed_run_locks_nothing(started, tmp_path):
     first = started(*ENDLESS, f"--out-dir={tmp_path}/run", "--checkpoint-every=1")
-    first.read_until(r"^ +2 +\d")
+    first.read_until(r"^-- checkpoint of step 1")
     first.send(signal.SIGKILL)
     first.wait()
     assert (tmp_path / "run/run.lock").exists()

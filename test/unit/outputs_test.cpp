@@ -17,10 +17,10 @@ namespace fs = std::filesystem;
 const fs::path folder = fs::temp_directory_path() / "llmc_outputs_test";
 
 // The message that refuses a run with this many parameters.
-std::string refusal(const Options& options, std::int64_t parameters) {
+std::string refusal(const Options& options, std::uint64_t parameters) {
     try {
         check_outputs(options, folder, what_is_written(options, folder, options.steps > 0, false), {},
-                      parameters);
+                      {.checkpoint = 12 * parameters, .weights = 4 * parameters});
         return "";
     } catch (const UserError& error) {
         return error.what();

@@ -133,6 +133,7 @@ TEST_F(Plans, NeedsAreThoseOfTheWholePlan) {
                         .virtual_stages =
                             is_breadth_first ? static_cast<int>(layers / pipeline) : virtual_stages,
                         .recompute = {.kind = kind, .every = 2},
+                        .copies_checkpoints = micro_batches % 2 == 1,
                         .global_batch_tokens = micro_batches * 4 * 16,
                         .micro_batch_sequences = 1};
                     expect_needs(plan_run(spec, device_->sizes(), 4096),
@@ -290,6 +291,38 @@ TEST_F(Plans, ARefusalNamesTheHostsMemoryBesideAGpu) {
     // Gradients remain.
     on_host.machine.host_bytes = spec.model.layers();
     EXPECT_EQ(last_advice(on_host), "offload less, or take more machines");
+}
+
+// It makes no micro-batch smaller, and a run without it is not refused.
+TEST_F(Plans, ACopyOfCheckpointsTakesWhatIsLeft) {
+    RunSpec spec{.model = gpt2({2, 2, 32, 64, 256}),
+                 .mesh = {},
+                 .copies_checkpoints = true,
+                 .global_batch_tokens = std::int64_t{64} * 24};
+    const RunPlan with = plan_run(spec, device_->sizes(), 0);
+    const std::size_t copy = with.memory.bytes(ArenaKind::checkpoint);
+    // Weights and AdamW's two numbers, in fp32, and at most an alignment for each buffer.
+    std::size_t elements = 0;
+    for (const UnitLayout& unit : with.store.units)
+        elements += static_cast<std::size_t>(unit.padded_elements(1));
+    EXPECT_GE(elements, count_parameters(spec.model));
+    EXPECT_GE(copy, 12 * elements);
+    EXPECT_LT(copy, 12 * elements + 3 * with.copy.size() * buffer_alignment);
+    EXPECT_EQ(with.lacking_copy, 0);
+    spec.machine.bytes = with.memory.total_bytes() - 1;
+    const RunPlan without = plan_run(spec, device_->sizes(), 0);
+    EXPECT_EQ(without.micro_batch, 24);
+    EXPECT_EQ(without.lacking_copy, copy);
+    EXPECT_FALSE(without.spec.copies_checkpoints);
+    EXPECT_EQ(without.memory.total_bytes(), with.memory.total_bytes() - copy);
+    // Beside a GPU it is in the host's memory.
+    spec.mesh.sharding.offload.has_own_memory = true;
+    spec.machine = {.host_bytes = copy, .is_of_cpu = false};
+    const RunPlan on_host = plan_run(spec, device_->sizes(), 0);
+    EXPECT_EQ(on_host.memory.bytes(ArenaKind::checkpoint), 0);
+    EXPECT_EQ(on_host.memory.host_sizes().bytes(ArenaKind::checkpoint), copy);
+    spec.machine.host_bytes = copy - 1;
+    EXPECT_EQ(plan_run(spec, device_->sizes(), 0).lacking_copy, copy);
 }
 
 // Gradients in bf16 change the sums of a run, and more GPUs its cost. So the message names both after

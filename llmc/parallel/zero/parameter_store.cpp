@@ -356,22 +356,39 @@ void ParameterStore::for_each_run_of_state(int unit, Kept kept, const ElementRan
     }
 }
 
-void ParameterStore::read(int unit, Kept kept, const ElementRange& run, std::span<float> values) const {
+template <class F>
+void ParameterStore::for_each_part(int unit, Kept kept, const ElementRange& run, const F& f) const {
     require_finished();
-    if (is_on_disk(kept)) {
-        return for_each_piece(unit, kept, run, false, [&](const ElementRange& part, const Tensor& of) {
-            download_widened(updating_device(), values_of(values, run, part), of);
-        });
-    }
+    if (is_on_disk(kept)) return for_each_piece(unit, kept, run, false, f);
     if (is_of_parameters(kept)) fetch_parameters(unit);
-    if (!is_of_optimizer(kept))
-        return download_widened(device_of(kept), values, held(unit, kept).flat(run.begin, run.size()));
-    if (!is_in_8_bits(unit, kept)) {
-        std::ranges::fill(values, 0.0F);
-        return for_each_run_of_state(unit, kept, run, [&](const ElementRange& part, const Tensor& of) {
-            download_widened(device_of(kept), values_of(values, run, part), of);
-        });
+    if (is_of_optimizer(kept)) return for_each_run_of_state(unit, kept, run, f);
+    f(run, held(unit, kept).flat(run.begin, run.size()));
+}
+
+void ParameterStore::read(int unit, Kept kept, const ElementRange& run, std::span<float> values) const {
+    if (is_in_8_bits(unit, kept)) return read_8_bits(unit, kept, run, values);
+    if (is_of_optimizer(kept)) std::ranges::fill(values, 0.0F);
+    for_each_part(unit, kept, run, [&](const ElementRange& part, const Tensor& of) {
+        download_widened(device_of(kept), values_of(values, run, part), of);
+    });
+}
+
+void ParameterStore::read_stored(int unit, Kept kept, const ElementRange& run,
+                                 std::span<std::byte> bytes) const {
+    const std::size_t size = size_of(dtype_in_files(unit, kept));
+    check(bytes.size() == static_cast<std::size_t>(run.size()) * size, "as many bytes as the run has");
+    if (is_in_8_bits(unit, kept)) {
+        return read_8_bits(unit, kept, run,
+                           {reinterpret_cast<float*>(bytes.data()), static_cast<std::size_t>(run.size())});
     }
+    for_each_part(unit, kept, run, [&](const ElementRange& part, const Tensor& of) {
+        device_of(kept).download(&bytes[static_cast<std::size_t>(part.begin - run.begin) * size], of);
+    });
+}
+
+void ParameterStore::read_8_bits(int unit, Kept kept, const ElementRange& run,
+                                 std::span<float> values) const {
+    require_finished();
     const UpdateState& of = state(unit, kept);
     // Whole blocks.
     const std::int64_t first = run.begin / eight_bit_block,

@@ -147,8 +147,9 @@ class ParameterStore {
         set_state(unit, kept, all(values), values);
     }
     void read(int unit, Kept kept, std::span<float> values) const { read(unit, kept, all(values), values); }
-    // The dtype that holds them exactly.
+    // The dtype that holds them exactly. The second function reads in it, what a tensor's optimizer has.
     DType dtype_in_files(int unit, Kept kept) const;
+    void read_stored(int unit, Kept kept, const ElementRange& run, std::span<std::byte> bytes) const;
     // Whether a read brings the unit's offloaded parameters to the device, all of them.
     bool reads_offloaded_parameters(int unit, Kept kept) const {
         return are_offloaded(unit) && is_of_parameters(kept);
@@ -167,9 +168,13 @@ class ParameterStore {
   private:
     std::vector<UpdateGroup> make_groups(int unit, double weight_decay,
                                          const HyperparameterValues& numbers) const;
-    // Calls f(a part of the run, the tensor that holds it) for those of a tensor of state that is not in 8 bits.
+    // Calls f(a part of the run, the tensor that holds it) for those of a tensor of state that is not in 8 bits; or of
+    // what is not in 8 bits, wherever it is.
     template <class F>
     void for_each_run_of_state(int unit, Kept kept, const ElementRange& run, const F& f) const;
+    template <class F>
+    void for_each_part(int unit, Kept kept, const ElementRange& run, const F& f) const;
+    void read_8_bits(int unit, Kept kept, const ElementRange& run, std::span<float> values) const;
     static ElementRange all(std::span<const float> values) { return {0, std::ssize(values)}; }
     static bool is_of_optimizer(Kept kept) { return kept == Kept::state1 || kept == Kept::state2; }
     static std::size_t number_of(Kept kept) { return kept == Kept::state1 ? 0 : 1; }
