@@ -210,6 +210,14 @@ std::string cost_text(const PlannedRun& run, const Cost& cost) {
 }
 
 // "42.1 GiB of 128 GiB in the host's memory, 90 GiB on the disk; a step moves ..." Empty if nothing is offloaded.
+// In the host's memory beside a GPU, of the stage that has the most.
+std::size_t bytes_of_copy(const RunNeeds& needs) {
+    std::size_t bytes = 0;
+    for (const StageNeeds& stage : needs.stages)
+        bytes = std::max(bytes, stage.host.bytes(ArenaKind::checkpoint));
+    return bytes;
+}
+
 std::string offload_text(const PlannedRun& run) {
     const RunNeeds& needs = *run.needs;
     const BytesMoved& moved = run.fullest_stage().moved;
@@ -220,6 +228,9 @@ std::string offload_text(const PlannedRun& run) {
                                         usable > 0 ? " of " + human_bytes(usable) : "", where));
     };
     add(needs.largest_host_memory(), run.machines.usable_host(), "in the host's memory");
+    if (const std::size_t copy = bytes_of_copy(needs); copy > 0)
+        texts.push_back(
+            fmt::format("{} of it for a copy from which checkpoints are written", human_bytes(copy)));
     add(needs.largest_disk(), run.machines.usable_disk(), "on a disk");
     if (moved.to_device + moved.from_device > 0)
         texts.push_back(fmt::format("a step moves {} to the GPU and {} from it", human_bytes(moved.to_device),
@@ -320,7 +331,10 @@ void show(Console& console, const PlannedRun& run) {
                                  {"peak", peak_text(run)}});
         if (run.beside()) rows.emplace_back("beside it", beside_text(run));
         rows.emplace_back("fits", verdict_text(run));
-        if (const std::string text = offload_text(run); !text.empty()) rows.emplace_back("offload", text);
+        const bool offloads =
+            run.needs->largest_disk() > 0 || run.needs->largest_host_memory() > bytes_of_copy(*run.needs);
+        if (const std::string text = offload_text(run); !text.empty())
+            rows.emplace_back(offloads ? "offload" : "host", text);
         if (const std::string text = sent_text(run.needs->stages); !text.empty()) {
             rows.emplace_back("sends", text);
             rows.emplace_back("over", links_text(*run.mesh, run.machines.ranks_of_node));
