@@ -382,8 +382,12 @@ bool has_weights(const fs::path& directory) {
 
 void load_checkpoint(const CheckpointInfo& checkpoint, ParameterStore& store, const UnitTransfer& transfer,
                      bool with_state) {
-    load_stored([&] { return tensors_of(checkpoint.directory, with_state); }, store, transfer, with_state,
-                checkpoint.version == older_version);
+    try {
+        load_stored([&] { return tensors_of(checkpoint.directory, with_state); }, store, transfer, with_state,
+                    checkpoint.version == older_version);
+    } catch (const UserError& fault) {  // all ranks have the same headers, and read the blocks together
+        throw SharedError(fault.what());
+    }
 }
 
 VerifiedCheckpoint verify_checkpoint(const fs::path& directory) {

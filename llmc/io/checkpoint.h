@@ -188,7 +188,7 @@ StoredTensors find_weights(const std::filesystem::path& path);
 bool has_weights(const std::filesystem::path& directory);
 
 // Loads the weights, and the optimizer's state too if `with_state`, and verifies the checksums of all files that it
-// reads. UserError names a damaged file or one of another model. All ranks call it, and all get the same error.
+// reads. SharedError names a damaged file or one of another model. All ranks call it.
 void load_checkpoint(const CheckpointInfo& checkpoint, ParameterStore& store, const UnitTransfer& transfer,
                      bool with_state = true);
 

@@ -337,7 +337,7 @@ bool PreparedRun::resume() {
     if (checkpoint && options.takes_newest) {
         try {
             trainer->resume(*checkpoint);
-        } catch (const UserError& fault) {  // on all ranks
+        } catch (const SharedError& fault) {
             // Damage may look like a file of another kind, or like a fault of the disk.
             const std::string damage = text_of_root(session.world(), [&] {
                 const std::string said = fault.what();
