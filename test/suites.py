@@ -61,6 +61,7 @@ NEEDS = {
     "lab_report": Needs("more", "kernels more", 1),
     "pages_of_lab": Needs("more", "more", 1),
     "gpu_check": Needs("more", "simulated kernels more", 1),
+    "adapters": Needs("test", "tests", 1.5),
     "hellaswag": Needs("test", "tests simulated", 1),
     "checkpoints": Needs("test", "simulated", 1.5),
     "simulated_gpu_errors": Needs("test", "simulated", 1),
@@ -98,6 +99,7 @@ BUDGETS = {
     "mpi-2": 22, "plot": 20, "pages_of_lab": 20, "wrong_input": 18, "resume": 16, "tcp-3": 15, "defaults": 18, "folders": 15,
     "tcp": 14, "allocations": 14, "communicator": 13, "run_folders": 12, "data": 15, "tokenizer": 30, "tokenizer_data": 20, "chat": 16, "chat_data": 22, "conversations": 12, "program": 11,
     "hellaswag": 10, "gguf": 10, "checkpoints": 12, "background_save": 75, "more_of_checkpoints": 50, "bench": 9, "lint": 9, "model_against_pytorch": 31, "pipeline_timeline": 8, "failing_runs": 7,
+    "adapters": 85, "simulated_adapters": 70,
     "ops": 105, "optimizers": 45, "more_ops": 480, "planner": 80, "simulated_plans": 45, "searches": 120, "fp16": 80, "offload": 180, "offload_drawn": 70, "simulated_offload": 260, "fp8": 45, "small_state": 20, "simulated_families": 15, "simulated_fp8": 55, "more_plans": 80, "metrics": 6, "recipes": 6, "kernel_report": 6, "lab_report": 6,
 }
 DEFAULT_BUDGET, LONG_BUDGET = 6, 6000
@@ -117,7 +119,9 @@ CHECKED_BY = {
     "llmc/comm/*": "unit communicator tcp mpi-2",
     "llmc/data/*chat_format*": "chat kept_tokenizer",
     "llmc/data/*": "unit more_unit tokenizer data same_data conversations",
+    "llmc/io/adapter_files.*": "adapters",
     "llmc/io/*": "unit resume checkpoints background_save metrics situations keep_best run_folders kept_tokenizer mpi-2",
+    "llmc/model/low_rank.*": "adapters",
     "llmc/model/*": "unit mpi-1 mpi-2 model_switches",
     "llmc/optim/*": "unit program ops optimizers",
     "llmc/parallel/mesh*": "unit mpi-2 mpi-4 mesh pipeline",
@@ -159,6 +163,7 @@ CHECKED_BY = {
     "test/lab/*": "lab-address lab-thread",
     "test/simt/*": "cuda-runtime-plain kernels-address",
     "test/probe/*": "unit ops communicator",
+    "test/reference/saved_by_peft/*": "adapters",
     "test/reference/saved_by_*": "checkpoints",
     "test/reference/*": "unit",
     "test/*.h": "unit",

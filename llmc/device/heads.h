@@ -21,6 +21,11 @@ struct Heads {
 inline std::int64_t row_elements(const Heads& heads) { return heads.rows.shape.last(); }
 inline std::int64_t number_of_rows(const Heads& heads) { return heads.rows.elements() / row_elements(heads); }
 
+// The columns [first, first + count) of a tensor's rows, as one head.
+inline Heads columns_of(const Tensor& tensor, std::int64_t first, std::int64_t count) {
+    return {tensor, first, 1, count};
+}
+
 // A tensor as rows of so many elements: (N,R), or (B,T,R) if it has the dimensions of sequences too.
 inline Tensor rows_of_heads(const Tensor& tensor, std::int64_t row) {
     check(row > 0 && tensor.elements() % row == 0, "heads lie in whole rows");

@@ -37,14 +37,16 @@
 namespace llmc {
 
 // Every operation: the only list of them.
-using Op = std::variant<
-    EncoderForward, EncoderBackward, LayerNormForward, LayerNormBackward, FusedResidualLayerNormForward,
-    RmsNormForward, RmsNormBackward, FusedResidualRmsNormForward, MatmulForward, MatmulBackward, GeluForward,
-    GeluBackward, SwigluForward, SwigluBackward, ReluSquaredForward, ReluSquaredBackward, AttentionForward,
-    AttentionBackward, AttentionCachedForward, Rope, HeadNormForward, HeadNormSums, HeadNormBackward,
-    HeadNormBackwardSums, FusedClassifier, ClassifierStatistics, ClassifierFromStatistics, SoftCap,
-    GlobalNormSquared, Sum, OptimizerUpdate, Momentum, CopyMatrix, Combine, Amax, Quantise, QuantiseToBytes,
-    Fp8MatmulForward, Fp8MatmulBackward, Cast, Copy, Fill, Add, Accumulate, AllFinite>;
+using Op =
+    std::variant<EncoderForward, EncoderBackward, LayerNormForward, LayerNormBackward,
+                 FusedResidualLayerNormForward, RmsNormForward, RmsNormBackward, FusedResidualRmsNormForward,
+                 MatmulForward, MatmulBackward, MatmulAdd, GeluForward, GeluBackward, SwigluForward,
+                 SwigluBackward, ReluSquaredForward, ReluSquaredBackward, AttentionForward, AttentionBackward,
+                 AttentionCachedForward, Rope, HeadNormForward, HeadNormSums, HeadNormBackward,
+                 HeadNormBackwardSums, FusedClassifier, ClassifierStatistics, ClassifierFromStatistics,
+                 SoftCap, GlobalNormSquared, Sum, OptimizerUpdate, Momentum, CopyMatrix, Combine,
+                 DequantiseNf4, Amax, Quantise, QuantiseToBytes, Fp8MatmulForward, Fp8MatmulBackward, Cast,
+                 Copy, Fill, Add, Accumulate, AllFinite>;
 
 std::string_view name_of(const Op& op);
 OpCost cost_of(const Op& op);

@@ -2,7 +2,9 @@
 #include "llmc/device/ops_products.h"
 
 #include <algorithm>
+#include <utility>
 
+#include "llmc/device/nf4.h"
 #include "llmc/device/op_checks.h"
 
 namespace llmc {
@@ -32,7 +34,11 @@ MatmulSizes MatmulForward::sizes() const {
 }
 MatmulSizes MatmulBackward::sizes() const {
     check_operands(*this);
-    const MatmulSizes s = matmul_sizes(dout, in, weight);
+    check(in || !dweight, "dweight is made of dout and in");
+    const auto [OC, IC] = rows_of(weight, "weight");
+    const MatmulSizes s{rows_of(dout, "dout").rows, IC, OC};
+    check_rows(dout, s.rows, OC, "dout");
+    check_rows(in, s.rows, IC, "in");
     check_rows(din, s.rows, s.in_channels, "din");
     check_elements(dweight, weight.elements(), "dweight");
     check_elements(dbias, s.out_channels, "dbias");
@@ -51,7 +57,22 @@ OpCost MatmulBackward::cost() const {
     return products(bytes, dout.dtype, din ? input_product(s) : ProductSizes{},
                     dweight ? weight_product(s) : ProductSizes{});
 }
-WorkspaceRequest MatmulBackward::workspace() const { return request(in.dtype, sizes()); }
+WorkspaceRequest MatmulBackward::workspace() const { return request(dout.dtype, sizes()); }
+
+MatmulSizes MatmulAdd::sizes() const {
+    check_operands(*this);
+    const auto matrix = [](const Heads& of, bool is_transposed) {
+        const std::int64_t rows = number_of_rows(of), columns = of.count * of.size;
+        return is_transposed ? std::pair(columns, rows) : std::pair(rows, columns);
+    };
+    const auto [N, M] = matrix(out, false);
+    const auto [a_rows, K] = matrix(a, a_transposed);
+    check(a_rows == N && matrix(b, b_transposed) == std::pair(K, M), "the factors of a product match");
+    check(out.rows.dtype == a.rows.dtype || out.rows.dtype == DType::fp32, "a product is in X or in fp32");
+    return {N, K, M};
+}
+OpCost MatmulAdd::cost() const { return products(moved_by(*this), a.rows.dtype, forward_product(sizes())); }
+WorkspaceRequest MatmulAdd::workspace() const { return request(a.rows.dtype, sizes()); }
 
 // ---- activations
 
@@ -83,6 +104,16 @@ OpCost SwigluForward::cost() const { return elementwise(*this, 5 * elements_of(o
 OpCost SwigluBackward::cost() const { return elementwise(*this, 11 * elements_of(dout)); }
 OpCost ReluSquaredForward::cost() const { return elementwise(*this, 2 * elements_of(in)); }
 OpCost ReluSquaredBackward::cost() const { return elementwise(*this, 3 * elements_of(in)); }
+
+// ---- weights in 4 bits
+
+std::int64_t DequantiseNf4::sizes() const {
+    check_operands(*this);
+    check(out.elements() % nf4_block == 0, "numbers in 4 bits are whole blocks");
+    check_elements(in, nf4_bytes(out.elements()), "in");
+    return out.elements();
+}
+OpCost DequantiseNf4::cost() const { return elementwise(*this, elements_of(out)); }
 
 // ---- products in 8 bits
 

@@ -7,6 +7,7 @@
 
 #include "llmc/core/tensor.h"
 #include "llmc/device/fp8.h"
+#include "llmc/device/heads.h"
 #include "llmc/device/op_fields.h"
 #include "llmc/device/sizes.h"
 
@@ -45,16 +46,34 @@ struct MatmulForward {
 // dweight += dout^T in;  dbias += sum_rows dout
 // Each output has the same bits whether or not the same call computes the others.
 //   din X (..., IC) [optional], dweight fp32 (OC,IC) [optional], dbias fp32 (OC) [optional],
-//   dout X (..., OC), in X (..., IC), weight X (OC,IC), pre_gelu X (..., IC) [optional]
+//   dout X (..., OC), in X (..., IC) [optional without dweight], weight X (OC,IC), pre_gelu X (..., IC) [optional]
 struct MatmulBackward {
     static constexpr std::string_view name = "matmul_backward";
     Tensor din, dweight, dbias, dout, in, weight, pre_gelu{};
     auto fields(const auto& see) const {
         return see(optional(writes("din", din)), optional(changes("dweight", dweight, DType::fp32)),
-                   optional(changes("dbias", dbias, DType::fp32)), reads("dout", dout), reads("in", in),
-                   reads("weight", weight), optional(reads("pre_gelu", pre_gelu)));
+                   optional(changes("dbias", dbias, DType::fp32)), reads("dout", dout),
+                   of_variant(reads("in", in)), reads("weight", weight),
+                   optional(reads("pre_gelu", pre_gelu)));
     }
     MatmulSizes sizes() const;
+    OpCost cost() const;
+    WorkspaceRequest workspace() const;
+};
+
+// out += scale a b, of matrices that may lie in columns of wider rows (columns_of). The operand a is the transpose of
+// the rows' columns if a_transposed; so is b.
+//   out X or fp32 (N,M); a X (N,K), or (K,N) if transposed; b X (K,M), or (M,K) if transposed
+struct MatmulAdd {
+    static constexpr std::string_view name = "matmul_add";
+    Heads out, a, b;
+    float scale = 1;
+    bool a_transposed = false, b_transposed = false;
+    auto fields(const auto& see) const {
+        return see(changes("out", out, any_dtype), reads("a", a), reads("b", b), number("scale", scale),
+                   number("a_transposed", a_transposed), number("b_transposed", b_transposed));
+    }
+    MatmulSizes sizes() const;  // {N, K, M}
     OpCost cost() const;
     WorkspaceRequest workspace() const;
 };
@@ -126,6 +145,18 @@ struct ReluSquaredBackward {
     auto fields(const auto& see) const {
         return see(writes("din", din), reads("dout", dout), reads("in", in));
     }
+    std::int64_t sizes() const;
+    OpCost cost() const;
+};
+
+// ---- weights in 4 bits (nf4.h) ----
+
+// out = the numbers of `in`, each rounded once
+//   out X, whole blocks; in uint8 (their nf4_bytes)
+struct DequantiseNf4 {
+    static constexpr std::string_view name = "dequantise_nf4";
+    Tensor out, in;
+    auto fields(const auto& see) const { return see(writes("out", out), reads("in", in, DType::uint8)); }
     std::int64_t sizes() const;
     OpCost cost() const;
 };

@@ -17,6 +17,7 @@
 #include "llmc/io/files.h"
 #include "llmc/io/model_files.h"
 #include "llmc/io/own_files.h"
+#include "llmc/model/low_rank.h"
 
 namespace llmc {
 
@@ -207,6 +208,8 @@ Json describe(const CheckpointContents& contents) {
         manifest["validation"] = {{"loss", validation->loss}, {"windows", validation->windows}};
     if (const auto& previous = contents.previous)
         manifest["previous"] = {{"run", previous->run}, {"step", previous->step}};
+    if (const auto& base = contents.base)
+        manifest["base"] = {{"weights", base->weights}, {"checksum", base->checksum}};
     return manifest;
 }
 
@@ -266,13 +269,14 @@ SavedBytes saved_bytes(const Outline& outline, const StoreDtypes& dtypes) {
     for (const Outline::OutlinedUnit& unit : outline.units) {
         for (const ParamSpec& spec : unit.spec.params) {
             const auto elements = static_cast<std::uint64_t>(spec.shape.elements());
+            (is_of_adapter(unit.spec.name) ? bytes.adapters : bytes.weights) += elements * sizeof(float);
+            if (spec.is_frozen) continue;
             const DType weights = dtypes.keeps_master() ? DType::fp32 : dtypes.compute,
                         moments = dtypes.moments_of(unit);
             const std::size_t state = dtypes.optimizer_of(unit, spec).state.size();
             bytes.checkpoint +=
                 elements *
                 (size_of(weights) + state * (moments == DType::uint8 ? sizeof(float) : size_of(moments)));
-            bytes.weights += elements * sizeof(float);
         }
     }
     return bytes;
@@ -346,6 +350,8 @@ CheckpointInfo read_checkpoint(const fs::path& directory) {
             info.validation = {validation->at("loss"), validation->at("windows")};
         if (const auto previous = manifest.find("previous"); previous != manifest.end())
             info.previous = {previous->at("run"), previous->at("step")};
+        if (const auto base = manifest.find("base"); base != manifest.end())
+            info.base = {base->at("weights"), base->at("checksum")};
         return info;
     } catch (const Json::exception&) {
         refuse_manifest(directory / manifest_file);
@@ -383,7 +389,8 @@ bool has_weights(const fs::path& directory) {
 void load_checkpoint(const CheckpointInfo& checkpoint, ParameterStore& store, const UnitTransfer& transfer,
                      bool with_state) {
     try {
-        load_stored([&] { return tensors_of(checkpoint.directory, with_state); }, store, transfer, with_state,
+        load_stored([&] { return tensors_of(checkpoint.directory, with_state); }, store, transfer,
+                    checkpoint.base ? Tensors::adapters : Tensors::weights, with_state,
                     checkpoint.version == older_version);
     } catch (const UserError& fault) {  // all ranks have the same headers, and read the blocks together
         throw SharedError(fault.what());

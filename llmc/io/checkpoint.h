@@ -69,6 +69,12 @@ struct CheckpointLink {
     bool operator==(const CheckpointLink&) const = default;
 };
 
+// The weights beside which a checkpoint's adapters were trained.
+struct BaseWeights {
+    std::string weights;   // the file or folder, absolute
+    std::string checksum;  // checksum_of_weights
+};
+
 // What a checkpoint has beside weights and state.
 struct CheckpointContents {
     std::string run;      // the identity of this run (RunRecord below)
@@ -80,6 +86,7 @@ struct CheckpointContents {
     std::optional<Validation> validation{};  // of the same step
     std::optional<CheckpointLink>
         previous{};  // the one before it in the folder, of this run or those it goes on with
+    std::optional<BaseWeights> base{};  // if the model has adapters, which alone are saved
 };
 
 // A checkpoint that is being saved, in these steps. Errors leave the earlier checkpoints.
@@ -127,6 +134,7 @@ struct CheckpointInfo {
     std::string data;            // as JSON (data/data_record.h); empty in a checkpoint of version 0.1
     std::optional<Validation> validation{};
     std::optional<CheckpointLink> previous{};
+    std::optional<BaseWeights> base{};
 };
 
 // The name of a step's checkpoint, and its ending until it is finished. Other names in a directory belong to the user.
@@ -135,9 +143,9 @@ inline constexpr std::string_view partial_suffix = ".partial";
 // Whether a file's name is that of a checkpoint, finished or not.
 bool is_checkpoint_name(std::string_view name);
 
-// The disk space of the tensors of a checkpoint, and of weights that are exported in fp32.
+// The disk space of the tensors of a checkpoint, and of weights or adapters that are exported in fp32.
 struct SavedBytes {
-    std::uint64_t checkpoint = 0, weights = 0;
+    std::uint64_t checkpoint = 0, weights = 0, adapters = 0;
 };
 SavedBytes saved_bytes(const Outline& outline, const StoreDtypes& dtypes);
 

@@ -14,6 +14,7 @@
 
 #include "llmc/core/dtype.h"
 #include "llmc/core/error.h"
+#include "llmc/io/adapter_files.h"
 #include "llmc/io/files.h"
 #include "llmc/io/model_files.h"
 #include "llmc/io/safetensors.h"
@@ -79,13 +80,15 @@ void write_index(const fs::path& folder, const std::vector<Shard>& shards) {
 
 // Writes all weights into the shards, one after the other, in this folder.
 void write_shards(const fs::path& folder, const std::vector<Shard>& shards, const ParameterStore& store,
-                  UnitTransfer& transfer, DType dtype, bool sync) {
+                  UnitTransfer& transfer, const Collected& what, DType dtype,
+                  const std::map<std::string, std::string>& metadata, bool sync) {
     std::size_t shard = 0, written = 0;
     std::unique_ptr<SafetensorsWriter> writer;
     std::vector<std::uint16_t> memory;
-    collect_weights(store, transfer, [&](const std::string& name, std::span<const float> values) {
+    collect_weights(store, transfer, what, [&](const std::string& name, std::span<const float> values) {
         if (!writer)
-            writer = std::make_unique<SafetensorsWriter>(folder / shards[shard].name, shards[shard].tensors);
+            writer = std::make_unique<SafetensorsWriter>(folder / shards[shard].name, shards[shard].tensors,
+                                                         metadata);
         writer->append(name, converted(name, values, dtype, memory));
         if (++written < shards[shard].tensors.size()) return;
         writer->finish(sync);
@@ -118,28 +121,32 @@ void require_new_folder(const fs::path& folder) {
 }
 
 void save_file(const fs::path& file, const ParameterStore& store, UnitTransfer& transfer,
-               const std::string& dtype) {
+               const Collected& what, const std::string& dtype) {
     const Shard all{file.filename().string(),
                     weights_table(store, transfer, traits_of(dtype_named(dtype)).file_name.data())};
-    write_shards(file.parent_path(), {all}, store, transfer, dtype_named(dtype), false);
+    write_shards(file.parent_path(), {all}, store, transfer, what, dtype_named(dtype), {}, false);
 }
 
 void save_folder(const fs::path& folder, const ParameterStore& store, UnitTransfer& transfer,
                  const ExportedFolder& exported) {
     if (!transfer.is_root()) {
-        return collect_weights(store, transfer, {});
+        return collect_weights(store, transfer, exported.what, {});
     }
     const fs::path made = partial(folder);
     std::error_code ignored;
     fs::remove_all(made, ignored);  // of an earlier start that was killed
     try {
         make_directory(made);
-        const std::vector<Shard> shards =
-            shards_of(weights_table(store, transfer, traits_of(dtype_named(exported.dtype)).file_name.data()),
-                      exported.shard_bytes);
-        write_shards(made, shards, store, transfer, dtype_named(exported.dtype), true);
+        const bool are_adapters = exported.what.tensors == Tensors::adapters;
+        std::vector<SafetensorsEntry> table = weights_table(
+            store, transfer, traits_of(dtype_named(exported.dtype)).file_name.data(), exported.what.tensors);
+        const std::vector<Shard> shards = are_adapters
+                                              ? std::vector{Shard{adapter_weights_file, std::move(table)}}
+                                              : shards_of(table, exported.shard_bytes);
+        write_shards(made, shards, store, transfer, exported.what, dtype_named(exported.dtype),
+                     exported.metadata, true);
         if (shards.size() > 1) write_index(made, shards);
-        write_file(made / "config.json", exported.config);
+        write_file(made / (are_adapters ? adapter_config_file : "config.json"), exported.config);
         write_tokenizer_files(made, exported.tokenizer);
         sync_directory(made);
         replace_directory(made, plain_path(folder));

@@ -1,19 +1,25 @@
 #include "llmc/io/load_tensors.h"
 
 #include <fmt/format.h>
+#include <xxhash.h>
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <compare>
+#include <cstdint>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <utility>
 #include <vector>
 
 #include "llmc/comm/texts_of_ranks.h"
+#include "llmc/comm/values_of_ranks.h"
 #include "llmc/core/error.h"
 #include "llmc/io/files.h"
+#include "llmc/model/low_rank.h"
 
 namespace llmc {
 
@@ -112,6 +118,9 @@ class Loader {
         return is_equal_;
     }
 
+    // Of the weights that this rank has read.
+    std::uint64_t checksum() const { return checksum_; }
+
   private:
     void make_items(std::span<const WantedTensor> wanted) {
         for (const WantedTensor& tensor : wanted) {
@@ -178,15 +187,47 @@ class Loader {
 
     // ---- reading
 
-    std::vector<std::byte> read(const Block& block) const {
+    std::vector<std::byte> read(const Block& block) {
         const StoredFile& file = files_.files()[block.file];
         std::vector<std::byte> bytes(block.end - block.begin);
         InputFile(file.path).read_at(block.begin, bytes);
         if (!file.checksums.empty())
             require_checksum(file, block.begin,
                              std::span(bytes).first(std::min<std::size_t>(bytes.size(), checksum_block)));
-        for (const ItemRun& of : block.runs) require_finite(of, bytes_of(of, block, bytes));
+        std::vector<float> values;
+        for (const ItemRun& of : block.runs) {
+            values.resize(static_cast<std::size_t>(of.run.size()));
+            to_floats(of.item->stored->dtype, bytes_of(of, block, bytes), values);
+            require_finite(of, values);
+            const WantedTensor& wanted = *of.item->wanted;
+            if (wanted.kept == Kept::master && !wanted.is_compared) checksum_ += sum_of(of, values);
+        }
         return bytes;
+    }
+
+    // A number for each element, which mixes the tensor's name, the element's place in it and its value.
+    std::uint64_t sum_of(const ItemRun& of, std::span<const float> values) const {
+        const WantedTensor& wanted = *of.item->wanted;
+        const UnitLayout& layout = places_.layout(wanted.unit, 0);
+        const std::string name = without_nf4(layout.full_name(places_.spec(wanted.unit, wanted.entry)));
+        const std::uint64_t seed = XXH3_64bits(name.data(), name.size());
+        const Box& box = of.item->in_file;
+        const std::int64_t all_columns =
+            wanted.stored->shape.dimensions() == 1 ? 1 : wanted.stored->shape.last();
+        std::uint64_t sum = 0;
+#pragma omp parallel for reduction(+ : sum)
+        for (std::size_t i = 0; i < values.size(); ++i) {
+            const std::int64_t number = of.run.begin + static_cast<std::int64_t>(i),
+                               place = (box.row + number / box.columns) * all_columns + box.column +
+                                       number % box.columns;
+            // The finaliser of MurmurHash3.
+            std::uint64_t x = (seed + static_cast<std::uint64_t>(place)) * 0x9e3779b97f4a7c15U ^
+                              std::bit_cast<std::uint32_t>(values[i]);
+            x = (x ^ x >> 33U) * 0xff51afd7ed558ccdU;
+            x = (x ^ x >> 33U) * 0xc4ceb9fe1a85ec53U;
+            sum += x ^ x >> 33U;
+        }
+        return sum;
     }
 
     static std::span<const std::byte> bytes_of(const ItemRun& of, const Block& block,
@@ -196,9 +237,7 @@ class Loader {
     }
 
     // A weight that is not finite would make every loss nan.
-    void require_finite(const ItemRun& of, std::span<const std::byte> bytes) const {
-        std::vector<float> values(static_cast<std::size_t>(of.run.size()));
-        to_floats(of.item->stored->dtype, bytes, values);
+    void require_finite(const ItemRun& of, std::span<const float> values) const {
         const auto found = std::ranges::find_if(values, [](float x) { return !std::isfinite(x); });
         if (found == values.end()) return;
         const Box& box = of.item->in_file;
@@ -396,6 +435,7 @@ class Loader {
     ParameterStore& store_;
     Communicator& world_;
     bool mends_, is_equal_ = true;
+    std::uint64_t checksum_ = 0;
     std::map<int, std::vector<const WantedTensor*>> wanted_;  // by unit
     std::vector<Item> items_;
     std::vector<Block> blocks_;
@@ -404,12 +444,17 @@ class Loader {
 
 }  // namespace
 
-void load_tensors(const StoredTensors& files, std::span<const WantedTensor> wanted, const ModelPlaces& places,
-                  ParameterStore& store, Communicator& world, bool mends, const std::string& differs) {
-    const bool is_equal = Loader(files, wanted, places, store, world, mends).load();
+std::string load_tensors(const StoredTensors& files, std::span<const WantedTensor> wanted,
+                         const ModelPlaces& places, ParameterStore& store, Communicator& world, bool mends,
+                         const std::string& differs) {
+    Loader loader(files, wanted, places, store, world, mends);
+    const bool is_equal = loader.load();
     together(world, [&] {
         if (!is_equal) throw UserError(differs);
     });
+    const std::vector<std::uint64_t> sums =
+        world.size() > 1 ? values_of_ranks(world, loader.checksum()) : std::vector{loader.checksum()};
+    return fmt::format("{:016x}", std::accumulate(sums.begin(), sums.end(), std::uint64_t{0}));
 }
 
 }  // namespace llmc

@@ -122,6 +122,7 @@ std::string checksums_name(int rank) { return fmt::format("{}{:05}.json", checks
 std::vector<OwnFile> plan_own_files(const ParameterStore& store, const ModelPlaces& places, int rank) {
     std::vector<OwnFile> weights, state;
     for (int unit = 0; unit < places.units(); ++unit) {
+        if (store.is_frozen(unit)) continue;
         for (std::size_t entry = 0; entry < places.tensors(unit); ++entry) {
             const ParamSpec& spec = places.spec(unit, entry);
             const std::string name =

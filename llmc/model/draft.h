@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "llmc/core/error.h"
+#include "llmc/device/nf4.h"
 #include "llmc/model/operand_uses.h"
 #include "llmc/model/part_lists.h"
 
@@ -183,8 +184,20 @@ class Calls {
         const Shape stored = stored_shape(spec, sizes().split.ranks);
         return {.kind = Operand::Kind::parameter,
                 .index = number,
-                .shape = spec.is_vector ? Shape{stored.elements()} : stored,
-                .dtype = sizes().dtype};
+                .shape = spec.is_nf4      ? Shape{nf4_bytes(stored.elements())}
+                         : spec.is_vector ? Shape{stored.elements()}
+                                          : stored,
+                .dtype = spec.is_nf4 ? DType::uint8 : sizes().dtype};
+    }
+    // Its shape on this rank; that of the operand has bytes, if it is in 4 bits.
+    Shape shape_of_parameter(int place) const {
+        return stored_shape(part_.parameters[index(node().parameters[index(place)])].spec,
+                            sizes().split.ranks);
+    }
+    // Whether it has no gradient.
+    bool is_frozen(int place) const {
+        const int number = node().parameters[index(place)];
+        return number >= 0 && part_.parameters[index(number)].spec.is_frozen;
     }
     // A parameter that only one rank adds, where each rank makes a partial sum.
     static Operand on_first_rank_only(Operand parameter) {
@@ -322,7 +335,7 @@ class Calls {
     }
     Operand parameter_gradient(int place) {
         Operand made = parameter(place);
-        if (made.kind == Operand::Kind::none) return made;
+        if (made.kind == Operand::Kind::none || is_frozen(place)) return {};
         made.kind = Operand::Kind::parameter_gradient;
         made.access = Access::add;
         made.half = Half::weight;

@@ -11,6 +11,9 @@
 #include <utility>
 
 #include "llmc/core/error.h"
+#include "llmc/core/text.h"
+#include "llmc/device/nf4.h"
+#include "llmc/model/low_rank.h"
 
 namespace llmc {
 
@@ -37,6 +40,13 @@ class Outlining {
             }
         }
         for (Outline::OutlinedUnit& unit : outline_.units) {
+            check(std::ranges::all_of(unit.spec.params,
+                                      [&](const ParamSpec& of) {
+                                          return of.is_frozen == unit.spec.is_frozen() &&
+                                                 of.is_nf4 == unit.spec.is_nf4() &&
+                                                 (of.is_frozen || !of.is_nf4);
+                                      }),
+                  fmt::format("{} is frozen or trained as a whole, and in 4 bits or not", unit.spec.name));
             if (unit.class_of_layers < 0) continue;
             const auto alike = std::ranges::find_if(outline_.units, [&](const Outline::OutlinedUnit& other) {
                 return other.class_of_layers >= 0 && other.spec.params == unit.spec.params;
@@ -169,6 +179,13 @@ class Outlining {
 
 }  // namespace
 
+std::string Model::Files::name_in_file(const std::string& full_name) const {
+    const std::string name = without_nf4(full_name);
+    if (const std::size_t place = name.find(lora_unit); is_of_adapter(name))
+        return "base_model.model." + prefix + std::string(name).erase(place, lora_unit.size());
+    return writes_prefix && name != head ? prefix + name : name;
+}
+
 std::int64_t Model::layers() const {
     std::int64_t layers = 0;
     for (const Run& run : runs) {
@@ -202,14 +219,38 @@ double forward_cost(const Part& part) {
     return products > 0 ? products : work_of(part).other;
 }
 
-double weight_cost(const Part& part) { return work_of(part).products; }
+namespace {
+
+const ParamSpec& spec_of(const Part& part, int parameter) {
+    return part.parameters[static_cast<std::size_t>(parameter)].spec;
+}
+
+// The products that would make the gradients of frozen matrices.
+double frozen_cost(const Part& part) {
+    double cost = 0;
+    for (const Node& node : part.nodes) {
+        if (!node.parameters.empty() && node.parameters[0] >= 0 &&
+            spec_of(part, node.parameters[0]).is_frozen)
+            cost += node.operation->work(part, node).products;
+    }
+    return cost;
+}
+
+}  // namespace
+
+double backward_cost(const Part& part) {
+    return has_backward(part) ? 2 * forward_cost(part) - frozen_cost(part) : 0;
+}
+
+double weight_cost(const Part& part) { return work_of(part).products - frozen_cost(part); }
 
 double training_flops_per_token(const Model& model) {
-    double forward = 0;
+    double flops = 0;
     for (const Model::Run& run : model.runs) {
-        for (const Part& part : run.parts) forward += static_cast<double>(run.count) * products_cost(part);
+        for (const Part& part : run.parts)
+            flops += static_cast<double>(run.count) * (3 * products_cost(part) - frozen_cost(part));
     }
-    return 3 * forward;
+    return flops;
 }
 
 std::vector<Piece> shared_by_ranks(const Model& model) {
@@ -250,8 +291,12 @@ WorkspaceRequest workspace_request(const Model& model, const PartSizes& sizes) {
     return request;
 }
 
-double parameters_about(const Model& model) {
-    double parameters = 0;
+namespace {
+
+// The sum of f(parameter) over all parameters; shared ones count once.
+template <class F>
+double sum_over_parameters(const Model& model, const F& f) {
+    double sum = 0;
     std::set<std::string> shared;
     for (const Model::Run& run : model.runs) {
         for (const Part& part : run.parts) {
@@ -259,12 +304,32 @@ double parameters_about(const Model& model) {
                 const bool is_of_each = parameter.unit.find("{}") != std::string::npos;
                 if (!is_of_each && !shared.insert(parameter.unit + "." + parameter.spec.name).second)
                     continue;
-                parameters += static_cast<double>(is_of_each ? run.count : 1) *
-                              static_cast<double>(parameter.spec.shape.elements());
+                sum += static_cast<double>(is_of_each ? run.count : 1) * f(parameter.spec);
             }
         }
     }
-    return parameters;
+    return sum;
+}
+
+}  // namespace
+
+double parameters_about(const Model& model, bool trained) {
+    return sum_over_parameters(model, [&](const ParamSpec& spec) {
+        return trained && spec.is_frozen ? 0 : static_cast<double>(spec.shape.elements());
+    });
+}
+
+double parameter_bytes_about(const Model& model, DType compute) {
+    return sum_over_parameters(model, [&](const ParamSpec& spec) {
+        constexpr double in_4_bits = static_cast<double>(nf4_block_bytes) / static_cast<double>(nf4_block);
+        return static_cast<double>(spec.shape.elements()) *
+               (spec.is_nf4 ? in_4_bits : static_cast<double>(size_of(compute)));
+    });
+}
+
+std::string parameters_text(const Model& model) {
+    const std::int64_t all = count_parameters(model), trained = count_parameters(model, true);
+    return trained == all ? grouped(all) : fmt::format("{} trained, of {}", grouped(trained), grouped(all));
 }
 
 std::span<const int> Outline::users(int unit, int first_part, int end_part) const {

@@ -45,10 +45,8 @@ struct Model {
         // For messages: the options of a model without biases, and of one with an untied head.
         std::string no_biases{}, untied_head{};
 
-        // The name of a tensor in a file that this program writes.
-        std::string name_in_file(const std::string& name) const {
-            return writes_prefix && name != head ? prefix + name : name;
-        }
+        // The name of a tensor in a file that this program writes. That of an adapter's (low_rank.h) is PEFT's.
+        std::string name_in_file(const std::string& full_name) const;
     } files{};
 
     std::int64_t layers() const;
@@ -56,9 +54,10 @@ struct Model {
 
 // Floating-point operations per token of a part's forward pass: those of its products and of attention.
 // Attention counts half of what Chowdhery et al. count ("PaLM", 2022, appendix B), since the half that the
-// causal mask hides is not computed. A part with neither counts its other operations. The backward pass
-// counts as twice as many.
+// causal mask hides is not computed. A part with neither counts its other operations.
 double forward_cost(const Part& part);
+// The same of the backward pass: of twice as many, but for the gradients of matrices that are frozen.
+double backward_cost(const Part& part);
 // The part of the backward pass that computes weight gradients, in the same unit.
 double weight_cost(const Part& part);
 // Floating-point operations per token of the forward and backward pass of all parts with products.
@@ -75,12 +74,16 @@ std::vector<Piece> shared_by_ranks(const Model& model);
 // The workspace that the operations of all parts need.
 WorkspaceRequest workspace_request(const Model& model, const PartSizes& sizes);
 
-// The number of trainable parameters, without padding; shared ones count once. The double is exact up to
-// 2^53, beyond any model that fits a machine. Call count_parameters() only for such models.
-double parameters_about(const Model& model);
-inline std::int64_t count_parameters(const Model& model) {
-    return static_cast<std::int64_t>(parameters_about(model));
+// The number of parameters, without padding; shared ones count once. The double is exact up to 2^53, beyond any model
+// that fits a machine. Call count_parameters() only for such models. `trained`: without frozen ones.
+double parameters_about(const Model& model, bool trained = false);
+inline std::int64_t count_parameters(const Model& model, bool trained = false) {
+    return static_cast<std::int64_t>(parameters_about(model, trained));
 }
+// The bytes that they take, without padding.
+double parameter_bytes_about(const Model& model, DType compute);
+// The numbers of all parameters and of those that are trained, if some are frozen, as a text.
+std::string parameters_text(const Model& model);
 
 // A model part by part, as the lists of actions and the parameter store need it.
 struct Outline {

@@ -36,6 +36,7 @@ const Operation embedding_row{
     .forward = call_embed<false>,
     .backward =
         [](Calls& c) {
+            if (c.is_frozen(0)) return;
             c.call<EncoderBackward>(
                 [](const Running& r, const Tensor* t) {
                     return EncoderBackward{t[0], t[1], t[2], t[3], first_row(r.ranks, t[0])};

@@ -44,12 +44,20 @@ void for_own_rows(const Running& r, const Tensor* t, F&& f) {
     std::int64_t at = 0;
     for (int i = 0; i < matrices(*r.node); ++i) {
         const auto [first, count] = own_rows(*r.node, i, r.ranks.rank(), r.ranks.size());
-        f(t[1 + i].flat(first * width, count * width), t[0].flat(at * width, count * width));
+        const auto place = [&](std::int64_t rows) {
+            return t[1 + i].dtype == DType::uint8 ? nf4_bytes(rows * width) : rows * width;
+        };
+        f(t[1 + i].flat(place(first), place(count)), t[0].flat(at * width, count * width));
         at += count;
     }
 }
 constexpr RunCall copy_own_rows = [](const Running& r, const Tensor* t) {
     for_own_rows(r, t, [&](const Tensor& own, const Tensor& together) { r.ops.run(Copy{together, own}); });
+};
+constexpr RunCall dequantise_own_rows = [](const Running& r, const Tensor* t) {
+    for_own_rows(r, t, [&](const Tensor& own, const Tensor& together) {
+        r.ops.run(DequantiseNf4{together, own});
+    });
 };
 constexpr RunCall add_own_rows = [](const Running& r, const Tensor* t) {
     for_own_rows(r, t, [&](const Tensor& own, const Tensor& together) {
@@ -66,33 +74,39 @@ class Together {
         const Operand one = c.parameter(first);
         is_there_ = one.kind != Operand::Kind::none;
         if (!is_there_) return;
+        is_nf4_ = one.dtype == DType::uint8;
         std::int64_t rows = 0;
         for (int i = 0; i < matrices(c.node()); ++i) {
-            const Shape& stored = c.parameter(first + i).shape;
+            const Shape stored = c.shape_of_parameter(first + i);
             const bool is_vector = first > 0;
             rows += matrices(c.node()) > 1 ? own_rows(c.node(), i, 0, ranks).count
                                            : stored.elements() / (is_vector ? 1 : stored.last());
         }
-        shape_ = first > 0 ? Shape{rows} : Shape{rows, one.shape.last()};
+        shape_ = first > 0 ? Shape{rows} : Shape{rows, c.shape_of_parameter(first).last()};
     }
 
     // The parameters, read in `half`.
     Operand read(std::string_view name, Half half) {
         if (!is_there_) return {};
-        Operand one = c_.parameter(first_).as(shape_);
+        Operand one = c_.parameter(first_).as(is_nf4_ ? Shape{nf4_bytes(shape_.elements())} : shape_);
         one.half = half;
-        if (!copies()) return one;
+        if (!copies() && !is_nf4_) return one;
         Operand copy = c_.local(name, c_.sizes().dtype, shape_);
         copy.half = half;
-        std::vector<Operand> operands = {copy};
-        for (int i = 0; i < matrices(c_.node()); ++i) operands.push_back(c_.parameter(first_ + i));
-        c_.call("copy", copy_own_rows, std::move(operands));
+        if (!copies()) {
+            c_.call<DequantiseNf4>({copy, one});
+        } else {
+            std::vector<Operand> operands = {copy};
+            for (int i = 0; i < matrices(c_.node()); ++i) operands.push_back(c_.parameter(first_ + i));
+            is_nf4_ ? c_.call("dequantise_nf4", dequantise_own_rows, std::move(operands))
+                    : c_.call("copy", copy_own_rows, std::move(operands));
+        }
         copy.access = Access::read;
         return copy;
     }
     // Their gradients, to which a call adds. Call finish_gradient() after it.
     Operand gradient(std::string_view name) {
-        if (!is_there_) return {};
+        if (!is_there_ || c_.is_frozen(first_)) return {};
         if (!copies()) return c_.parameter_gradient(first_).as(shape_);
         gradient_ = c_.local(name, DType::fp32, shape_).for_weight();
         c_.call_zero(gradient_);
@@ -100,7 +114,7 @@ class Together {
         return gradient_;
     }
     void finish_gradient() {
-        if (!is_there_ || !copies()) return;
+        if (!is_there_ || !copies() || c_.is_frozen(first_)) return;
         gradient_.access = Access::read;
         std::vector<Operand> operands = {gradient_};
         for (int i = 0; i < matrices(c_.node()); ++i) operands.push_back(c_.parameter_gradient(first_ + i));
@@ -112,7 +126,7 @@ class Together {
 
     Calls& c_;
     int first_;
-    bool is_there_ = false;
+    bool is_there_ = false, is_nf4_ = false;
     Shape shape_{};
     Operand gradient_;
 };
@@ -244,8 +258,10 @@ Operand shape_of(Operand operand) {
 // and computes its gradient directly.
 void call_product_backward(Calls& c, int out) {
     Together weight(c, 0), bias(c, matrices(c.node()));
-    const Operand matrix = weight.read("own matrix", Half::input), in = c.read(0).by_token().for_weight(),
-                  dout = c.gradient(out).by_token();
+    const Operand matrix = weight.read("own matrix", Half::input), dout = c.gradient(out).by_token();
+    // Only the gradient of the matrix reads the input.
+    const bool is_trained = !c.is_frozen(0);
+    const Operand in = is_trained ? c.read(0).by_token().for_weight() : Operand{};
     const auto make_gradients = [&] {
         struct Gradients {
             Operand weight, bias, in;
@@ -260,12 +276,14 @@ void call_product_backward(Calls& c, int out) {
         // Biases are not in 8 bits, nor are their gradients.
         const auto add_to_bias = [&](const Operand& dbias) {
             if (dbias.kind == Operand::Kind::none) return;
-            c.call<MatmulBackward>({{}, {}, dbias, dout, shape_of(in), shape_of(matrix), {}});
+            c.call<MatmulBackward>({{}, {}, dbias, dout, {}, shape_of(matrix), {}});
         };
         if (reads_bytes(c)) {
             const Bytes of_matrix = in_bytes(c, matrix, Fp8Operand::matrix, false, {}, Half::input),
-                        of_in = in_bytes(c, in, Fp8Operand::input, false, {}, Half::weight),
-                        of_dout = in_bytes(c, dout, Fp8Operand::gradient, true, Half::input, Half::weight);
+                        of_in = is_trained ? in_bytes(c, in, Fp8Operand::input, false, {}, Half::weight)
+                                           : Bytes{},
+                        of_dout = in_bytes(c, dout, Fp8Operand::gradient, true, Half::input,
+                                           is_trained ? std::optional(Half::weight) : std::nullopt);
             const auto [dweight, dbias, din] = make_gradients();
             c.call<Fp8MatmulBackward>(
                 [](const Running&, const Tensor* t) {
@@ -277,7 +295,7 @@ void call_product_backward(Calls& c, int out) {
             add_to_bias(dbias);
         } else {
             const Operand of_matrix = in_fp8(c, matrix, Fp8Operand::matrix, false, Half::input),
-                          of_in = in_fp8(c, in, Fp8Operand::input, false, Half::weight),
+                          of_in = is_trained ? in_fp8(c, in, Fp8Operand::input, false, Half::weight) : in,
                           of_dout = in_fp8(c, dout, Fp8Operand::gradient, true);
             const auto [dweight, dbias, din] = make_gradients();
             c.call<MatmulBackward>({din, dweight, {}, of_dout, of_in, of_matrix, c.pre_gelu(0).for_input()});

@@ -25,16 +25,27 @@ std::int64_t Value::divided_extent(int ranks) const {
 }
 
 ReplicatedSums partial_gradient(const Part& part, int parameter) {
-    const std::int64_t replicated_from =
-        part.parameters[static_cast<std::size_t>(parameter)].spec.replicated_from();
+    const ParamSpec& spec = part.parameters[static_cast<std::size_t>(parameter)].spec;
+    const std::int64_t replicated_from = spec.replicated_from();
     ReplicatedSums sums;
+    if (spec.is_frozen) return sums;
     for (const Node& node : part.nodes) {
         if (std::ranges::find(node.parameters, parameter) == node.parameters.end()) continue;
         const Placement made = part.value(node.out[0]).placement;
         if (made == Placement::stream) sums.add({.with_sequence_parallel = replicated_from == 2});
-        if (made == Placement::divided) sums.add({.from_ranks = replicated_from});
+        // Each rank has its features of the gradient, or its part of the sum that is the gradient of a whole value, or
+        // the partial sums that the operation reads.
+        const bool reads_partial = std::ranges::any_of(
+            node.in, [&](int value) { return part.value(value).placement == Placement::partial; });
+        if (made == Placement::divided || made == Placement::whole || reads_partial)
+            sums.add({.from_ranks = replicated_from});
     }
     return sums;
+}
+
+bool has_backward(const Part& part) {
+    return !part.takes_tokens() ||
+           std::ranges::any_of(part.parameters, [](const PartParameter& of) { return !of.spec.is_frozen; });
 }
 
 Trace::Trace(std::string name, std::string unit, std::int64_t tokens, std::int64_t width) {

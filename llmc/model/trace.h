@@ -139,6 +139,9 @@ struct Part {
 // its own tokens, or of its own features.
 ReplicatedSums partial_gradient(const Part& part, int parameter);
 
+// Whether a part's backward pass makes anything: not if the part takes tokens and is frozen.
+bool has_backward(const Part& part);
+
 // Records operations as they are added (operations.h).
 class Trace {
   public:

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "llmc/core/random.h"
+#include "llmc/device/nf4.h"
 #include "llmc/device/ops.h"
 
 namespace llmc {
@@ -75,6 +76,14 @@ Tensor UnitLayout::view(const Tensor& flat, std::string_view param) const {
     return flat.flat(found.offset, found.stored.elements()).view(found.stored);
 }
 
+StoredParameters stored_parameters(const UnitSpec& unit, std::int64_t elements, DType compute) {
+    return unit.is_nf4() ? StoredParameters{DType::uint8, nf4_bytes(elements)}
+                         : StoredParameters{compute, elements};
+}
+std::uint64_t StoredParameters::bytes() const {
+    return static_cast<std::uint64_t>(saturated_product(elements, static_cast<std::int64_t>(size_of(dtype))));
+}
+
 std::vector<TensorRun> runs_of(const UnitLayout::Entry& entry, TensorRank ranks) {
     const std::optional<int> divided = entry.spec.divided_dim(ranks.size);
     if (!divided) return {{0, 0, entry.shape.elements()}};
@@ -104,7 +113,9 @@ void initialize_unit(std::span<float> values, std::int64_t begin, const UnitLayo
 #pragma omp parallel for
             for (std::int64_t i = first; i < last; ++i) {
                 const auto index = static_cast<std::uint64_t>(run.whole + i);
-                const double noise = init.stddev > 0 ? init.stddev * random.normal(index) : 0.0;
+                const double noise = init.stddev > 0  ? init.stddev * random.normal(index)
+                                     : init.bound > 0 ? init.bound * (2 * random.uniform(index) - 1)
+                                                      : 0.0;
                 values[static_cast<std::size_t>(place + i)] = static_cast<float>(init.mean + noise);
             }
         }

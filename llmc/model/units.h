@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "llmc/core/dtype.h"
 #include "llmc/core/tensor.h"
 
 namespace llmc {
@@ -20,10 +21,12 @@ namespace llmc {
 // Each rank's number of rows of a vocabulary table is rounded up to a multiple of this.
 inline constexpr std::int64_t vocabulary_multiple = 128;
 
-// The initial distribution: normal with mean 0 if `stddev` > 0, else the constant `mean`.
+// The initial distribution: normal with mean 0 if `stddev` > 0, uniform in [-bound, bound) if `bound` > 0, else the
+// constant `mean`.
 struct Init {
     double mean = 0;
     double stddev = 0;
+    double bound = 0;
     bool operator==(const Init&) const = default;
 };
 
@@ -47,6 +50,12 @@ struct ParamSpec {
     // Whether this is a vector: a product's bias (in the shape of its outputs), or a norm's weight or bias.
     // Vectors have no weight decay.
     bool is_vector = false;
+
+    // Training leaves it as it is: it has no gradient and no optimizer.
+    bool is_frozen = false;
+
+    // It is kept in 4 bits (device/nf4.h), and is frozen.
+    bool is_nf4 = false;
 
     // Every matrix decays, the embeddings included.
     bool decays() const { return shape.dimensions() >= 2 && !is_vector; }
@@ -82,6 +91,11 @@ struct TensorRank {
 struct UnitSpec {
     std::string name;
     std::vector<ParamSpec> params;
+
+    // All of its tensors are frozen, or none.
+    bool is_frozen() const { return !params.empty() && params.front().is_frozen; }
+    // So are those that are kept in 4 bits.
+    bool is_nf4() const { return !params.empty() && params.front().is_nf4; }
 };
 
 // The positions of a unit's tensors in its flat buffer on one tensor-parallel rank. All ranks of a group have
@@ -123,6 +137,14 @@ class UnitLayout {
     std::int64_t elements_ = 0;
     std::int64_t replicated_begin_ = 0;
 };
+
+// How many of its dtype's elements a unit's parameters take: bytes, of a unit in 4 bits.
+struct StoredParameters {
+    DType dtype;
+    std::int64_t elements;
+    std::uint64_t bytes() const;
+};
+StoredParameters stored_parameters(const UnitSpec& unit, std::int64_t elements, DType compute);
 
 // A run of elements that are contiguous both in a rank's part of a tensor and in the whole.
 struct TensorRun {

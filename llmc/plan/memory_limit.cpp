@@ -28,13 +28,15 @@ double least_memory(const RunSpec& spec) {
                              ? 0
                              : spec.store_dtypes().moment_bytes() +
                                    (spec.store_dtypes().keeps_master() ? size(DType::fp32) : 0);
-    const double parameter =
-        (sharding.offload.has_parameters() ? 0 : size(spec.dtype) * sharding.share_of_parameters()) +
-        size(spec.gradient_dtype) * sharding.share_of_gradients() + state * sharding.share_of_optimizer();
+    const double parameter = sharding.offload.has_parameters() ? 0 : sharding.share_of_parameters(),
+                 trained = size(spec.gradient_dtype) * sharding.share_of_gradients() +
+                           state * sharding.share_of_optimizer();
     const PartSizes sizes{.split = spec.mesh.split(),
                           .batch = std::max<std::int64_t>(1, spec.micro_batch_sequences),
                           .dtype = spec.dtype};
-    double bytes = parameter * parameters_about(spec.model) / spec.mesh.tensor / spec.mesh.pipeline;
+    double bytes = (parameter * parameter_bytes_about(spec.model, spec.dtype) +
+                    trained * parameters_about(spec.model, true)) /
+                   spec.mesh.tensor / spec.mesh.pipeline;
     Scratch scratch;
     for (const Model::Run& run : spec.model.runs) {
         if (!run.is_layer) continue;

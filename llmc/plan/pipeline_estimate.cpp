@@ -17,7 +17,8 @@ PassTimes cost_of(const Outline& outline, const Chunk& chunk, const Recompute& r
         const double forward = forward_cost(outline.kind_of(part).part);
         // The forward pass of the loss runs only in the backward pass, together with its gradients.
         if (!part.makes_losses()) cost.forward += forward;
-        cost.backward_input += (part.makes_losses() ? 3 : 2) * forward;
+        cost.backward_input +=
+            backward_cost(outline.kind_of(part).part) + (part.makes_losses() ? forward : 0);
         if (splits_backward(outline, number, recompute)) {
             const double weights = weight_cost(outline.kind_of(part).part);
             cost.backward_input -= weights;

@@ -113,11 +113,13 @@ std::vector<UnitBytes> unit_bytes(const RunSpec& spec, std::span<const UnitLayou
     for (const UnitLayout& unit : units) {
         const auto elements = static_cast<std::uint64_t>(unit.padded_elements(spec.mesh.data_ranks()));
         const auto replicated = static_cast<std::uint64_t>(unit.elements() - unit.replicated_begin());
-        bytes.push_back({.parameters = elements * size_of(spec.dtype),
-                         .gradients = elements * size_of(spec.gradient_dtype),
-                         .replicated_gradients = replicated * size_of(spec.gradient_dtype),
-                         .gradient_size = size_of(spec.gradient_dtype),
-                         .directions = elements * size_of(spec.store_dtypes().of_directions())});
+        bytes.push_back(
+            {.parameters =
+                 stored_parameters(unit.spec(), static_cast<std::int64_t>(elements), spec.dtype).bytes(),
+             .gradients = elements * size_of(spec.gradient_dtype),
+             .replicated_gradients = replicated * size_of(spec.gradient_dtype),
+             .gradient_size = size_of(spec.gradient_dtype),
+             .directions = elements * size_of(spec.store_dtypes().of_directions())});
     }
     return bytes;
 }
@@ -158,7 +160,8 @@ void lay_out_memory(RunPlan& plan, const DeviceSizes& sizes, std::size_t staging
     plan.bytes_of_whole_gradients = bytes_of_whole_gradients(plan);
     std::int64_t norm_blocks = 0;
     for (const UnitLayout& unit : plan.store.units)
-        norm_blocks += unit.padded_elements(spec.mesh.data_ranks()) / norm_block_elements;
+        norm_blocks +=
+            unit.spec().is_frozen() ? 0 : unit.padded_elements(spec.mesh.data_ranks()) / norm_block_elements;
     plan.activations = lay_out_activations(plan.memory, {.lists = plan.lists.get(),
                                                          .part = plan.part(),
                                                          .in_flight = in_flight(plan),
@@ -245,9 +248,11 @@ std::uint64_t bytes_moved(const Action& action, const StoreLayout& store, const 
     }
     const auto parameter_shards =
         static_cast<std::uint64_t>(store.sharding.keeps_parameters_whole() ? 1 : store.sharding.shards);
-    return whole_blocks(
-        static_cast<std::uint64_t>(store.units[unit].padded_elements(store.sharding.ranks())) *
-        size_of(store.dtypes.compute) / parameter_shards);
+    return whole_blocks(stored_parameters(store.units[unit].spec(),
+                                          store.units[unit].padded_elements(store.sharding.ranks()),
+                                          store.dtypes.compute)
+                            .bytes() /
+                        parameter_shards);
 }
 
 namespace {

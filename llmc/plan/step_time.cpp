@@ -182,8 +182,10 @@ class ActionTimes {
         if (action.unit < 0) return rates_.launch;
         const UnitLayout& unit = plan_.store.units[static_cast<std::size_t>(action.unit)];
         const auto elements = static_cast<double>(unit.padded_elements(mesh.data_ranks()));
-        const double parameters = elements * static_cast<double>(size_of(plan_.spec.dtype)),
-                     gradients = elements * static_cast<double>(size_of(plan_.spec.gradient_dtype));
+        const auto parameters = static_cast<double>(
+            stored_parameters(unit.spec(), unit.padded_elements(mesh.data_ranks()), plan_.spec.dtype)
+                .bytes());
+        const double gradients = elements * static_cast<double>(size_of(plan_.spec.gradient_dtype));
         const double held = sharding.keeps_optimizer_whole() ? elements : elements / sharding.shards;
         const auto seconds_at = [&](double bytes, double rate) { return rate > 0 ? bytes / rate : 0; };
         const auto moved = [&] {

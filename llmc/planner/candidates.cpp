@@ -67,6 +67,9 @@ Candidates::Candidates(const PlannedRun& run, ModelTimes& passes, Fixed fixed, b
       uses_bounds_(uses_bounds),
       options_(run.options),
       parameters_(parameters_about(run.options.make_model())),
+      trained_(parameters_about(run.options.make_model(), true) / parameters_),
+      weight_bytes_(parameter_bytes_about(run.options.make_model(), run.options.compute_dtype()) /
+                    parameters_),
       rates_(rates_of(run)) {}
 
 std::vector<Candidate> Candidates::all() {
@@ -225,8 +228,9 @@ double Candidates::least_exchange(const Candidate& mesh, int data, double micro_
         options_.is_given("reshard-after-forward"))
         return 0;
     const double parameters = parameters_of_rank(mesh);
-    const double gradients = parameters * static_cast<double>(size_of(options_.kept_gradient_dtype())),
-                 gathered = parameters * static_cast<double>(size_of(options_.compute_dtype()));
+    const double gradients =
+                     parameters * trained_ * static_cast<double>(size_of(options_.kept_gradient_dtype())),
+                 gathered = parameters * weight_bytes_;
     const auto seconds = [&](double bytes) {
         return gather_seconds(bytes, static_cast<int>(shards_of(mesh, data)), mesh.tensor, rates_);
     };
@@ -243,7 +247,7 @@ double Candidates::least_offload(const Candidate& mesh, int data, double micro_b
     const auto at = [&](double bytes, double rate) { return rate > 0 ? bytes / rate : 0; };
     double seconds = 0;
     if (const std::string& tier = options_.offload_optimizer; tier != "none") {
-        const double held = parameters / (mesh.zero_stage > 0 ? shards : 1);
+        const double held = trained_ * parameters / (mesh.zero_stage > 0 ? shards : 1);
         const double moments = options_.store_dtypes().moment_bytes(),
                      master = options_.master_dtype == "none" ? 0 : 4,
                      update = 4 + 2 * moments + (master > 0 ? 10 : 4);
@@ -251,8 +255,7 @@ double Candidates::least_offload(const Candidate& mesh, int data, double micro_b
         seconds = passes + std::max(host * at(held * update, rates_.host_memory), on_disk);
     }
     if (options_.offload_parameters != "none" && mesh.schedule != PipelineSchedule::breadth_first) {
-        const double bytes = parameters * static_cast<double>(size_of(options_.compute_dtype())) /
-                             (mesh.zero_stage == 3 ? shards : 1);
+        const double bytes = parameters * weight_bytes_ / (mesh.zero_stage == 3 ? shards : 1);
         seconds = std::max(seconds, host * at(micro_batches * 1.5 * bytes, rates_.host_link));
     }
     return seconds;
@@ -278,19 +281,19 @@ Candidates::Shares Candidates::least_state(const Candidate& mesh, int data) cons
     const bool is_fp32 = options_.compute_dtype() == DType::fp32;
     const double moments = options_.store_dtypes().moment_bytes(),
                  master = is_fp32 || options_.master_dtype == "none" ? 0 : 4,
-                 gradient = static_cast<double>(size_of(options_.kept_gradient_dtype())),
-                 weight = is_fp32 ? 4 : 2;
+                 gradient = static_cast<double>(size_of(options_.kept_gradient_dtype()));
     const double parameters = parameters_of_rank(mesh), shards = shards_of(mesh, data);
     const auto divided = [&](int from) { return parameters / (mesh.zero_stage >= from ? shards : 1); };
     Shares shares;
-    if (options_.offload_parameters == "none") shares.gpu += weight * divided(3);
-    const double state = (moments + master) * divided(1);
+    if (options_.offload_parameters == "none") shares.gpu += weight_bytes_ * divided(3);
+    // Adapters have the compute dtype; without them, so have all weights.
+    const double weight = is_fp32 ? 4 : 2, state = trained_ * (moments + master) * divided(1);
     if (options_.offload_optimizer == "none") {
-        shares.gpu += state + gradient * divided(2);
+        shares.gpu += state + trained_ * gradient * divided(2);
     } else if (options_.offload_optimizer == "cpu") {
-        shares.host = state + (gradient + weight) * divided(1);
+        shares.host = state + trained_ * (gradient + weight) * divided(1);
     } else {
-        shares.host = gradient * divided(1);
+        shares.host = trained_ * gradient * divided(1);
         shares.disk = state;
     }
     return shares;

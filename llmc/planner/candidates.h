@@ -88,6 +88,7 @@ class Candidates {
     const bool uses_bounds_;
     const Options& options_;
     const double parameters_;
+    double trained_, weight_bytes_;  // the share of parameters that is trained; bytes of a parameter
     const StepRates rates_;
     std::vector<Candidate> found_;
     std::int64_t considered_ = 0;

@@ -56,6 +56,8 @@ std::vector<std::pair<std::string_view, std::string>> smaller_options(const Plan
     add(spec.moments_dtype != DType::uint8, "moments-dtype", "8bit");
     add(spec.dtype == DType::bf16 && spec.has_master, "master-dtype", "none");
     add(spec.dtype == DType::fp32, "dtype", "bf16");
+    add(run.options.has_adapters() && run.options.base_dtype.empty() && spec.fp8 == Fp8Scaling::none,
+        "base-dtype", "nf4");
     const Offload& offload = sharding.offload;
     const auto add_tiers = [&](std::string_view option, Tier now) {
         if (offload.has_own_memory && now == Tier::device) add(true, option, "cpu");

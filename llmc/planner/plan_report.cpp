@@ -102,7 +102,7 @@ std::string batch_text(const PlannedRun& run) {
 std::string checkpoint_text(const Model& model, const StoreDtypes& dtypes) {
     const SavedBytes bytes = saved_bytes(outline_of(model), dtypes);
     return fmt::format("{} with weights and moments; an export in fp32 {}", human_bytes(bytes.checkpoint),
-                       human_bytes(bytes.weights));
+                       human_bytes(bytes.adapters > 0 ? bytes.adapters : bytes.weights));
 }
 
 std::string rule_text(const Rule& rule) {
@@ -313,7 +313,7 @@ void show(Console& console, const PlannedRun& run) {
     if (run.model)
         rows.insert(rows.end(), {{"model", run.model->description},
                                  {"parameters", fmt::format("{}; {:.4g} FLOPs a token, forward and backward",
-                                                            grouped(count_parameters(*run.model)),
+                                                            parameters_text(*run.model),
                                                             training_flops_per_token(*run.model))}});
     if (run.described)
         rows.insert(

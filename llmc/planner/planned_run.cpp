@@ -63,6 +63,10 @@ std::string command_of(const PlannedRun& run) {
         text += fmt::format(" --{} {}", processes_option, ranks);
     }
     for (const std::string& word : words_of_run(run.arguments)) text.append(" ").append(shell_word(word));
+    const Options& options = run.options;
+    if (options.has_adapters() && options.init.empty())  // a plan needs no weights, and adapters have a base
+        text.append(" --init ")
+            .append(options.model_folder.empty() ? "FOLDER" : shell_word(options.model_folder));
     return text;
 }
 
@@ -230,6 +234,10 @@ void refuse_unused(const PlannedRun& run) {
                 "--{} without a model that this program trains is planned by another "
                 "--memory-convention; give one, such as mixed-12",
                 option);
+    if (run.options.has_adapters() && (is_nominal || run.options.given.contains("memory-convention")))
+        user_error("--lora-rank: {}; leave it out",
+                   is_nominal ? "adapters are planned for models that this program trains"
+                              : "conventions count the training of all weights");
     if (asked.parameters && asked.activations == "by-layer")
         user_error(
             "--convention-activations by-layer needs the layers and channels of a model; give --model in "

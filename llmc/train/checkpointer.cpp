@@ -72,6 +72,9 @@ void Checkpointer::save_in(const fs::path& folder, const std::optional<Validatio
                                 .tokenizer = run_.tokenizer_files,
                                 .validation = validation,
                                 .previous = previous_};
+    if (run_.options.has_adapters())
+        contents.base = {run_.options.weights.empty() ? "" : fs::absolute(run_.options.weights).string(),
+                         trainer.base_checksum()};
     if (goes_on && trainer.copy()) {
         trainer.copy()->take();
         advising([&] {
@@ -166,14 +169,45 @@ void Checkpointer::export_weights() {
         run_.trainer->finish_update();
         const ParameterStore& store = run_.trainer->store();
         UnitTransfer& transfer = run_.trainer->transfer();
-        if (!is_folder_name(run_.options.export_file)) {
-            const std::string dtype = run_.options.export_dtype;
-            return save_file(file, store, transfer, dtype.empty() ? "fp32" : dtype);
+        const Options& options = run_.options;
+        const bool are_adapters = options.has_adapters() && options.merge.empty();
+        Collected what;
+        if (are_adapters) what.tensors = Tensors::adapters;
+        std::optional<StoredTensors> originals;
+        if (!options.merge.empty()) {
+            originals.emplace(find_weights(options.weights));
+            what = {.merged = options.adapters().scale(),
+                    .originals = &*originals,
+                    .keeps_nf4 = options.merge == "trained"};
         }
-        save_folder(file, store, transfer,
-                    {.config = exported_config(run_.options),
-                     .dtype = exported_dtype(run_.options),
-                     .tokenizer = with_names_of_folders(run_.tokenizer_files)});
+        if (!is_folder_name(options.export_file)) {
+            const std::string dtype = options.export_dtype;
+            return save_file(file, store, transfer, what, dtype.empty() ? "fp32" : dtype);
+        }
+        ExportedFolder folder{
+            .config = are_adapters ? exported_adapter_config(options) : exported_config(options),
+            .dtype = are_adapters ? "fp32" : exported_dtype(options),
+            .what = what,
+            .tokenizer = with_names_of_folders(run_.tokenizer_files)};
+        if (are_adapters) {
+            const bool is_as_it_came = !options.lora.empty() && options.steps == 0;
+            const std::string base_dtype = is_as_it_came                ? options.dtype_of_base
+                                           : options.base_dtype.empty() ? options.dtype
+                                                                        : options.base_dtype;
+            folder.metadata = {{base_checksum_key, run_.trainer->base_checksum()}};
+            if (!base_dtype.empty()) folder.metadata.emplace(base_dtype_key, base_dtype);
+        }
+        if (what.merged) {
+            const bool is_in_nf4 = !options.base_dtype.empty() && what.keeps_nf4;
+            folder.metadata = {{"merged_into", is_in_nf4 ? "weights in nf4" : "original weights"}};
+            if (!options.base_dtype.empty())
+                run_.session.console().note(fmt::format(
+                    "the adapters are merged into {}",
+                    is_in_nf4 ? "the weights in 4 bits with which this run computes"
+                              : "the weights of the files, which are others than those beside which they "
+                                "were trained"));
+        }
+        save_folder(file, store, transfer, folder);
         const auto& source = run_.options.folder;
         if (source && run_.tokenizer_files.empty() && !fs::exists(source->path))
             run_.session.console().note(

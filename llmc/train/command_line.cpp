@@ -107,10 +107,24 @@ std::string command_to_resume(const PreparedRun& run) {
 
 }  // namespace
 
+namespace {
+
+// A run of no steps does not change which base a checkpoint names.
+std::string place_of_base(const PreparedRun& run) {
+    const Options& options = run.options;
+    const bool is_elsewhere = options.has_adapters() && options.steps == 0 && options.given.contains("init");
+    return is_elsewhere ? " --init " + shell_word(options.init) : "";
+}
+
+}  // namespace
+
 std::string command_to_export(const PreparedRun& run, const std::filesystem::path& checkpoint) {
     if (checkpoint.empty()) return "";
-    return fmt::format("{} {} --steps 0 --export {}", command_to_resume(run), shell_word(checkpoint.string()),
-                       shell_word(run.options.export_file));
+    const Options& options = run.options;
+    return fmt::format("{} {}{} --steps 0 --export {}{}{}", command_to_resume(run),
+                       shell_word(checkpoint.string()), place_of_base(run), shell_word(options.export_file),
+                       options.export_dtype.empty() ? "" : " --export-dtype " + options.export_dtype,
+                       options.merge.empty() ? "" : " --merge " + options.merge);
 }
 
 std::vector<Suggestion> suggestions(const PreparedRun& run, const Outcome& outcome) {
@@ -128,9 +142,10 @@ std::vector<Suggestion> suggestions(const PreparedRun& run, const Outcome& outco
                                                    options_that_keep_rate(run.options, applied))});
     }
     const bool talks = run.tokenizer && run.data.training && !run.data.training->rows().empty();
-    found.push_back({talks ? "talk to the model with" : "generate text with",
-                     fmt::format("{} --{} --resume {}", shell_word(program.string()),
-                                 talks ? "chat" : "generate", shell_word(run.out_dir.string()))});
+    found.push_back(
+        {talks ? "talk to the model with" : "generate text with",
+         fmt::format("{} --{} --resume {}{}", shell_word(program.string()), talks ? "chat" : "generate",
+                     shell_word(run.out_dir.string()), place_of_base(run))});
     std::error_code ignored;
     if (fs::exists(plot, ignored)) {  // the program may have been copied elsewhere
         found.push_back({"draw the loss with",

@@ -79,6 +79,7 @@ std::optional<std::string> first_non_finite_of(const std::vector<KeptTensor>& te
 std::vector<KeptTensor> gradient_tensors(const ParameterStore& store) {
     std::vector<KeptTensor> tensors;
     for (int unit = 0; unit < store.units(); ++unit) {
+        if (store.is_frozen(unit)) continue;
         for (const UnitLayout::Entry& entry : store.layout(unit).entries())
             tensors.push_back({unit, &entry, Kept::gradients, "gradient of"});
     }
@@ -178,6 +179,7 @@ std::optional<std::string> non_finite_output(const RunPlan& plan, const Arenas& 
 std::optional<std::string> non_finite_state(const ParameterStore& store, Communicator& ranks) {
     std::vector<KeptTensor> tensors;
     for (int unit = 0; unit < store.units(); ++unit) {
+        if (store.is_frozen(unit)) continue;  // they were finite when they were loaded
         const auto add = [&](Kept kept, const std::string& what) {
             for (const UnitLayout::Entry& entry : store.layout(unit).entries())
                 tensors.push_back({unit, &entry, kept, what});
@@ -263,7 +265,8 @@ std::vector<NamedShare> shares_of(const ParameterStore& store, int shard) {
             } else {
                 add("parameters", Kept::parameters, false);
             }
-            if (store.has_master()) add("master weights", Kept::master, whole_state);
+            if (store.is_frozen(unit)) continue;
+            if (store.has_master(unit)) add("master weights", Kept::master, whole_state);
             for_each_state(store.optimizer_of(unit, entry.spec),
                            [&](Kept kept, std::string_view what) { add(what, kept, whole_state); });
         }

@@ -120,6 +120,7 @@ std::string folder_of_tokens(const Options& options) {
 std::string folder_of_tokenizer(const Options& options) {
     for (const std::string& folder : {options.tokenizer, options.tokenizer_of_checkpoint})
         if (!folder.empty()) return folder;
+    if (!options.lora.empty() && has_tokenizer(options.lora)) return options.lora;
     if (options.folder && has_tokenizer(options.folder->path)) return options.folder->path;
     const bool is_gpt2 = options.vocabulary() == gpt2_vocabulary && has_tokenizer(gpt2_tokenizer_folder);
     return is_gpt2 ? gpt2_tokenizer_folder : "";
@@ -205,6 +206,12 @@ std::string exported_config(const Options& options) {
         if (has(config, key)) config[key] = dtype;
     }
     return config.dump(2) + "\n";
+}
+
+std::string exported_adapter_config(const Options& options) {
+    AdapterConfig config = options.adapters();
+    config.base = options.weights.empty() ? "" : std::filesystem::absolute(options.weights).string();
+    return adapter_config_text(config);
 }
 
 std::string exported_dtype(const Options& options) {

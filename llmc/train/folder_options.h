@@ -24,8 +24,8 @@ void take_dtype(Options& options, DType weights);
 
 // The folder whose tokenizer made the model's tokens; empty for a model of ours, and for one of bytes.
 std::string folder_of_tokens(const Options& options);
-// The folder with the model's tokenizer: of --tokenizer, or the checkpoint's, or of the model's folder, or GPT-2's.
-// Empty if there is none.
+// The folder with the model's tokenizer: of --tokenizer, or the checkpoint's, or that of --lora, or of the model's
+// folder, or GPT-2's. Empty if there is none.
 std::string folder_of_tokenizer(const Options& options);
 
 // The files of the tokenizer in that folder, and the model's own generation_config.json, if there is none beside them.
@@ -43,5 +43,7 @@ std::optional<std::int32_t> begin_token(const Options& options);
 // folder from which the model came. UserError if Hugging Face's library does not have the model.
 std::string exported_config(const Options& options);
 std::string exported_dtype(const Options& options);
+// The text of an exported adapter's configuration.
+std::string exported_adapter_config(const Options& options);
 
 }  // namespace llmc

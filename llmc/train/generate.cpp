@@ -69,10 +69,10 @@ class Clock {
 
 void check_generation(const Options& options) {
     const char* const mode = options.chat ? "--chat" : "--generate";
-    if (!options.resume && options.init.empty()) {
+    if (!options.resume && options.init.empty() && options.lora.empty()) {
         user_error(
             "{} needs weights; give --resume (alone for the newest checkpoint, or with a "
-            "checkpoint's directory), or --init with a file",
+            "checkpoint's directory), or --init with a file, or --lora with an adapter",
             mode);
     }
     if (options.chat && options.given.contains("prompt"))
@@ -83,12 +83,13 @@ void check_generation(const Options& options) {
     };
     for (const std::string_view option : of_training) refuse(option);
     for (const HyperparameterOption& option : hyperparameter_options()) refuse(option.name);
-    if (options.resume && options.given.contains("init"))
-        user_error("{} takes its weights from --resume or --init, not both; leave one out", mode);
 }
 
 void settle_generation(Options& options, const Sources& sources) {
     if (options.resume) {
+        if (options.given.contains("init") && !sources.checkpoint->base)
+            user_error("{} takes its weights from --resume or --init, not both; leave one out",
+                       options.chat ? "--chat" : "--generate");
         options.resume = sources.checkpoint->directory.string();
         // A configuration file may be another run's: the checkpoint's model and switches have precedence.
         std::erase_if(options.lines, [&](const auto& line) {
@@ -100,6 +101,7 @@ void settle_generation(Options& options, const Sources& sources) {
             return line.first == "model" || is_on;
         });
         take_model(options, *sources.checkpoint);
+        take_adapters(options, sources);
     }
     options.steps = 0;
     options.recompute = name_of(RecomputeKind::selective);

@@ -16,7 +16,9 @@ namespace llmc {
 namespace {
 
 std::string init_text(const Init& init) {
-    return init.stddev > 0 ? fmt::format("normal {:.4g}", init.stddev) : fmt::format("{:g}", init.mean);
+    return init.stddev > 0  ? fmt::format("normal {:.4g}", init.stddev)
+           : init.bound > 0 ? fmt::format("uniform +-{:.4g}", init.bound)
+                            : fmt::format("{:g}", init.mean);
 }
 
 class ModelText {
@@ -32,8 +34,10 @@ class ModelText {
     std::string run() {
         const Model& model = spec_.model;
         add("{}\n", model.description);
-        add("{} parameters; {:.4g} FLOPs a token, forward and backward; {}; {}\n",
-            human_count(parameters_about(model)), training_flops_per_token(model),
+        const double all = parameters_about(model), trained = parameters_about(model, true);
+        add("{} parameters{}; {:.4g} FLOPs a token, forward and backward; {}; {}\n", human_count(all),
+            trained == all ? "" : fmt::format(", {} of them trained", human_count(trained)),
+            training_flops_per_token(model),
             spec_.mesh.description().empty() ? "one process" : spec_.mesh.description(),
             name_of(spec_.dtype));
         std::int64_t layer = 0;
@@ -83,9 +87,14 @@ class ModelText {
         const bool is_one = part.name.find("{}") == std::string::npos;
         add("\n{}\n",
             is_one ? part.name : fmt::format(fmt::runtime(part.name), numbers_of(run, place, layer)));
+        name_width_ = 26;
+        for (const PartParameter& parameter : part.parameters)
+            name_width_ = std::max(name_width_, full_name(parameter).size());
         for (const PartParameter& parameter : part.parameters) add_parameter(parameter);
-        add("\n  {:<14} {:<24} {:<20} {:<18} {:>10} {:>10} {:>10}\n", "operation", "makes", "shape here",
-            "for backward", "bytes", "moves", "FLOPs");
+        value_width_ = 24;
+        for (const Value& value : part.values) value_width_ = std::max(value_width_, value.name.size());
+        add("\n  {:<14} {:<{}} {:<20} {:<18} {:>10} {:>10} {:>10}\n", "operation", "makes", value_width_,
+            "shape here", "for backward", "bytes", "moves", "FLOPs");
         for (const Node& node : part.nodes) add_node(part, node, lists);
         // The backward pass of losses includes their forward pass.
         const std::uint64_t forward = bytes_sent(lists.forward);
@@ -146,11 +155,17 @@ class ModelText {
         }
     }
 
+    static std::string full_name(const PartParameter& parameter) {
+        return fmt::format("{}.{}", starred(parameter.unit), parameter.spec.name);
+    }
     void add_parameter(const PartParameter& parameter) {
         const ParamSpec& spec = parameter.spec;
         const Shape stored = stored_shape(spec, spec_.mesh.tensor);
-        add("  {:<26} {:<20} {}{}{}{}\n", fmt::format("{}.{}", starred(parameter.unit), spec.name),
-            to_string(spec.shape), init_text(spec.init), spec.decays() ? ", decays" : "",
+        const std::string begins = spec.is_nf4      ? "frozen, in 4 bits"
+                                   : spec.is_frozen ? "frozen"
+                                                    : init_text(spec.init);
+        add("  {:<{}} {:<20} {}{}{}{}\n", full_name(parameter), name_width_, to_string(spec.shape), begins,
+            spec.decays() && !spec.is_frozen ? ", decays" : "",
             stored == spec.shape ? "" : ", here " + to_string(stored), parameter.is_tied ? ", tied" : "");
     }
 
@@ -166,8 +181,8 @@ class ModelText {
                 shape.elements(),
                 static_cast<std::int64_t>(size_of(made.is_fp32 ? DType::fp32 : spec_.dtype)));
             const std::int64_t moved = is_first ? bytes_moved(node, lists) : 0;
-            add("  {:<14} {:<24} {:<20} {:<18} {:>10} {:>10} {:>10}\n", is_first ? node.operation->name : "",
-                made.name, to_string(shape), becomes, becomes.empty() ? "" : human_bytes(bytes),
+            add("  {:<14} {:<{}} {:<20} {:<18} {:>10} {:>10} {:>10}\n", is_first ? node.operation->name : "",
+                made.name, value_width_, to_string(shape), becomes, becomes.empty() ? "" : human_bytes(bytes),
                 moved > 0 ? human_bytes(moved) : "", is_first && flops > 0 ? human_count(flops) : "");
             is_first = false;
         }
@@ -218,8 +233,9 @@ class ModelText {
     const DeviceSizes& device_;
     PartSizes sizes_;
     Outline outline_;
-    std::set<int> shown_;    // units
-    bool is_layer_ = false;  // the part that is printed; only layers recompute
+    std::set<int> shown_;                           // units
+    bool is_layer_ = false;                         // the part that is printed; only layers recompute
+    std::size_t name_width_ = 0, value_width_ = 0;  // of the part's parameters and values
     std::string text_;
 };
 

@@ -7,8 +7,10 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <filesystem>
 #include <limits>
 #include <numeric>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -16,6 +18,7 @@
 
 #include "llmc/core/error.h"
 #include "llmc/core/tensor.h"
+#include "llmc/model/low_rank.h"
 #include "llmc/parallel/mesh.h"
 #include "llmc/train/folder_options.h"
 #include "llmc/train/generate.h"
@@ -60,6 +63,8 @@ std::vector<DependentSetting> dependent_settings() {
     const auto exports = [](const Options& o) { return !o.export_file.empty(); };
     const auto evaluates = [](const Options& o) { return !o.eval_hellaswag.empty(); };
     const auto has_loss_scale = [](const Options& o) { return o.dtype == "fp16"; };
+    const auto adapts = [](const Options& o) { return o.has_adapters(); };
+    constexpr std::string_view needs_rank = "needs --lora-rank";
     constexpr std::string_view needs_fp16 = "needs --dtype fp16";
     constexpr std::string_view needs_evaluation = "needs --eval-hellaswag";
     constexpr std::string_view needs_gathering = "needs --zero-stage 3, which gathers parameters";
@@ -87,6 +92,12 @@ std::vector<DependentSetting> dependent_settings() {
                   needs_evaluation, evaluates),
         dependent("export-dtype", &Options::export_dtype, "export", "export-dtype", "needs --export",
                   exports),
+        dependent("merge", &Options::merge, "export", "merge", "needs --export", exports),
+        dependent("lora-alpha", &Options::lora_alpha, "lora-rank", "lora-alpha", needs_rank, adapts),
+        dependent("lora-rslora", &Options::lora_rslora, "lora-rank", "lora-rslora", needs_rank, adapts),
+        dependent("base-dtype", &Options::base_dtype, "lora-rank", "base-dtype",
+                  "needs --lora-rank or --lora", adapts),
+        dependent("lora-layers", &Options::lora_layers, "lora-rank", "lora-layers", needs_rank, adapts),
         dependent("loss-scale", &Options::loss_scale, "dtype", "loss-scale", needs_fp16, has_loss_scale),
         dependent("initial-loss-scale", &Options::initial_loss_scale, "dtype", "initial-loss-scale",
                   needs_fp16, has_loss_scale),
@@ -157,8 +168,32 @@ void resolve_optimizer(Options& o) {
         user_error("--optimizer {} keeps its state in memory; give --offload-optimizer cpu", o.optimizer);
 }
 
+// The matrices of --lora-layers, in the order of `adaptable`.
+std::vector<std::string> matrices_of(const std::string& list) {
+    if (list == "all") return {adaptable.begin(), adaptable.end()};
+    std::set<std::string_view> chosen;
+    for (std::size_t begin = 0; begin <= list.size();) {
+        const std::size_t end = std::min(list.find(',', begin), list.size());
+        const std::string_view matrix = std::string_view(list).substr(begin, end - begin);
+        if (std::ranges::find(adaptable, matrix) == adaptable.end())
+            user_error("--lora-layers: {} is no matrix of a layer; give some of {}, or all",
+                       in_quotes(std::string(matrix)), fmt::join(adaptable, ","));
+        chosen.insert(matrix);
+        begin = end + 1;
+    }
+    std::vector<std::string> matrices;
+    for (const std::string_view matrix : adaptable)
+        if (chosen.contains(matrix)) matrices.emplace_back(matrix);
+    return matrices;
+}
+
 // Takes missing values from the named model, and derives the other defaults from them.
 void resolve(Options& o) {
+    if (o.has_adapters()) {  // one spelling
+        const std::vector<std::string> matrices = matrices_of(o.lora_layers);
+        o.lora_layers =
+            matrices.size() == adaptable.size() ? "all" : fmt::format("{}", fmt::join(matrices, ","));
+    }
     const ModelChoices defaults = choices_of(o.model);
     for (auto& [name, option] : o.model_options) {
         const auto found = defaults.values.find(name);
@@ -179,18 +214,48 @@ void resolve(Options& o) {
         o.global_batch_tokens.value_or(default_batch * std::min(o.sequence_length(), longest));
     // A pretrained model is tuned more slowly than a new one is trained.
     constexpr double of_folder_weights = 3e-5, of_folder = 3e-4;
-    const double of_model = !o.folder        ? named_model(o.model).learning_rate
+    // Adapters begin as zeros, and are few.
+    constexpr double of_adapters = 3e-4;
+    const double of_model = o.has_adapters() ? of_adapters
+                            : !o.folder      ? named_model(o.model).learning_rate
                             : o.init.empty() ? of_folder
                                              : of_folder_weights;
     o.learning_rate = o.learning_rate.value_or(of_model * o.optimizer_used().learning_rate);
-    o.weight_decay = o.weight_decay.value_or(default_weight_decay(o.optimizer_used()));
+    o.weight_decay =
+        o.weight_decay.value_or(o.has_adapters() ? 0.0 : default_weight_decay(o.optimizer_used()));
     resolve_optimizer(o);
     constexpr std::int64_t default_warmup = 100;
     const std::int64_t warmup = o.steps > 0 ? std::min(default_warmup, o.steps / 10) : default_warmup;
     o.warmup_steps = o.warmup_steps.value_or(o.schedule_kind() == ScheduleKind::constant ? 0 : warmup);
 }
 
+void check_adapters(const Options& o) {
+    if (!o.has_adapters()) {
+        if (!o.merge.empty())
+            user_error("--merge is for adapters; give --lora-rank or --lora, or leave it out");
+        return;
+    }
+    require_range<std::int64_t>("lora-rank", *o.lora_rank, 1, most_adapter_rank);
+    require_range("lora-alpha", o.lora_alpha, 0.0, greatest_alpha);
+    if (!o.base_dtype.empty() && o.fp8 != "none")
+        user_error(
+            "--base-dtype nf4 and --fp8 {} both say how products read the base's matrices; leave one out",
+            o.fp8);
+    if (o.optimizer_used().others)
+        user_error(
+            "--optimizer {} updates whole matrices of the layers, which adapters leave as they are; leave it "
+            "out",
+            o.optimizer);
+    if (!o.export_file.empty() && o.merge.empty()) {
+        if (std::filesystem::path(o.export_file).extension() == ".safetensors")
+            user_error("--export: an adapter is a folder; give a name without .safetensors, or --merge");
+        if (!o.export_dtype.empty())
+            user_error("--export-dtype: adapters are exported in fp32; leave it out, or give --merge");
+    }
+}
+
 void check_ranges(const Options& o) {
+    check_adapters(o);
     constexpr std::int64_t many = std::int64_t{1} << 40;
     constexpr double large = greatest_number;  // updates compute in fp32
     require_range<std::int64_t>("steps", o.steps, 0, many);
@@ -292,6 +357,35 @@ void take_model_folder(Options& o, const Sources& sources) {
 
 }  // namespace
 
+namespace {
+
+// The adapter's settings come from its folder.
+void take_adapter(Options& o, const Sources& sources) {
+    for (const char* const name : {"lora-rank", "lora-alpha", "lora-rslora", "lora-layers"}) {
+        if (o.is_given(name)) user_error("--lora has its own --{}; leave one of them out", name);
+    }
+    const AdapterConfig& config = sources.adapter->config;
+    const bool was_nf4 = config.base_dtype == "nf4", is_nf4 = o.base_dtype == "nf4";
+    if (!config.base_dtype.empty() && was_nf4 != is_nf4) {
+        const std::string found =
+                              fmt::format("{} was trained beside a base in {}", o.lora, config.base_dtype),
+                          remedy = was_nf4 ? "give --base-dtype nf4" : "leave --base-dtype out";
+        if (o.steps == 0 && o.merge == "trained")
+            user_error("--merge: {}, which this run does not have; {}, or --merge original", found, remedy);
+        o.notes.push_back(fmt::format("{}; {} for the same", found, remedy));
+    }
+    o.lora_rank = config.rank;
+    o.lora_alpha = config.alpha;
+    o.lora_rslora = config.rslora;
+    o.lora_layers = fmt::format("{}", fmt::join(config.matrices, ","));
+    o.base_checksum = config.base_checksum;
+    o.dtype_of_base = config.base_dtype;
+    o.init = sources.base;
+    o.notes.insert(o.notes.end(), sources.adapter->notes.begin(), sources.adapter->notes.end());
+}
+
+}  // namespace
+
 void complete(Options& o, const Sources& sources) {
     o.out_dir = sources.out_dir;
     o.resume = sources.resume;
@@ -300,11 +394,14 @@ void complete(Options& o, const Sources& sources) {
     o.notes.insert(o.notes.end(), sources.notes.begin(), sources.notes.end());
     take_precision(o);
     const bool goes_on = sources.checkpoint && !o.generate;
+    if (sources.adapter) take_adapter(o, sources);
     if (goes_on) take_checkpoint(o, sources);
     // Another model that was asked for has its own architecture.
     if (sources.init_folder && !o.is_given("model"))
         naming_option("--init", [&] { take_folder(o, *sources.init_folder); });
     if (sources.init_checkpoint) naming_option("--init", [&] { take_model(o, *sources.init_checkpoint); });
+    if (sources.init_checkpoint && o.has_adapters())
+        o.init = o.weights;  // and not the newest of a run that goes on
     if (!goes_on) take_model_folder(o, sources);
     if (o.generate) settle_generation(o, sources);
     resolve(o);
@@ -325,7 +422,23 @@ ModelChoices Options::choices_of_model() const {
     return choices;
 }
 
-Model Options::make_model() const { return llmc::make_model(family_of(model), choices_of_model()); }
+Model Options::make_model() const {
+    Model made = llmc::make_model(family_of(model), choices_of_model());
+    if (!has_adapters()) return made;
+    const AdapterConfig config = adapters();
+    naming_option("--lora-rank", [&] {
+        made =
+            with_adapters(made, {.rank = config.rank, .scale = config.scale(), .matrices = config.matrices});
+    });
+    return base_dtype.empty() ? made : with_nf4(made, static_cast<int>(tensor_parallel));
+}
+
+AdapterConfig Options::adapters() const {
+    return {.rank = lora_rank.value(),
+            .alpha = lora_alpha,
+            .rslora = lora_rslora,
+            .matrices = matrices_of(lora_layers)};
+}
 
 DType Options::compute_dtype() const { return dtype_named(dtype.empty() ? "fp32" : dtype); }
 DType Options::kept_gradient_dtype() const { return dtype_named(gradient_dtype); }

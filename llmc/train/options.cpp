@@ -95,6 +95,7 @@ void add_settings(CLI::App& app, Options& options) {
             };
             if (name == std::string_view("zero-stage"))
                 option->transform(CLI::Validator(stage_of_fsdp(options), ""));
+            if (name == std::string_view("merge")) option->expected(0, 1);
             option->check(CLI::Validator(refuse, ""));
             option->option_text(is_switch<Value> ? "[={true,false}]"
                                 : choices.empty() || has_many
@@ -374,6 +375,7 @@ std::optional<Options> parse(int argc, const char* const* argv, std::string& tex
     for (const CLI::Option* option : app.get_options()) {
         if (option->count() > 0) options.given.insert(option->get_lnames().front());
     }
+    if (options.given.contains("merge") && options.merge.empty()) options.merge = "trained";
     if (options.given.contains("config") && options.config_file.empty()) {
         user_error("--config: the file's name is empty; give a name, or leave the option out");
     }

@@ -17,6 +17,7 @@
 
 #include "llmc/core/dtype.h"
 #include "llmc/device/device.h"
+#include "llmc/io/adapter_files.h"
 #include "llmc/model/family.h"
 #include "llmc/model/part_lists.h"
 #include "llmc/optim/formulas.h"
@@ -53,6 +54,16 @@ struct Options {
     };
     std::optional<Folder> folder;
     std::string model_folder;  // the folder in --model
+
+    // adapters (model/low_rank.h); none without a rank
+    std::optional<std::int64_t> lora_rank;
+    double lora_alpha = 32;
+    bool lora_rslora = false;
+    std::string lora_layers = "all";
+    std::string base_dtype;     // "nf4", or the compute dtype
+    std::string lora;           // the folder of an adapter
+    std::string base_checksum;  // that the folder of --lora names; empty: none
+    std::string dtype_of_base;  // that it names
 
     // data
     std::string train_data;
@@ -128,6 +139,7 @@ struct Options {
     bool keep_best = false;
     std::string export_file;
     std::string export_dtype;  // default: the folder's, or fp32
+    std::string merge;         // "trained": adapters are merged into their base; empty: exported alone
     std::int64_t log_every = 10;
 
     // validation and samples
@@ -190,6 +202,8 @@ struct Options {
     // The options must be resolved. make_model() throws UserError if they make no valid model.
     ModelChoices choices_of_model() const;
     Model make_model() const;
+    bool has_adapters() const { return lora_rank.has_value(); }
+    AdapterConfig adapters() const;
     std::int64_t size_of_model(std::string_view name) const {
         return std::get<std::optional<std::int64_t>>(model_options.find(name)->second).value();
     }

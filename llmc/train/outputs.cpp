@@ -21,6 +21,7 @@
 #include "llmc/io/export_folder.h"
 #include "llmc/io/files.h"
 #include "llmc/io/metrics.h"
+#include "llmc/io/stored_tensors.h"
 #include "llmc/train/algorithms.h"
 #include "llmc/train/config_file.h"
 #include "llmc/train/folder_options.h"
@@ -365,6 +366,10 @@ void check_outputs(const Options& options, const fs::path& out_dir, const Writes
     };
 
     if (writes.checkpoints || writes.record) {
+        if (options.has_adapters() && same_file(out_dir, options.init))
+            user_error(
+                "--out-dir: {} is the base of the adapters, which the run's files would hide; give another",
+                out_dir.string());
         naming_option("--out-dir", [&] { require_writable_directory(out_dir); });
         std::vector<std::string> names = {"run.json", "config.toml"};
         if (options.pipeline_timeline) std::ranges::copy(pipeline_files(), std::back_inserter(names));
@@ -402,8 +407,12 @@ void check_outputs(const Options& options, const fs::path& out_dir, const Writes
     require_room_for_checkpoints(options, out_dir, writes, bytes);
     if (!exported.empty()) {
         refuse_places_of_runs("--export", exported);
-        // --export may replace the file of --init.
+        // --export may replace the file of --init, but checkpoints of adapters need their base.
         for (const std::string& input : inputs) refuse_overwriting("--export", exported, input);
+        if (options.has_adapters() && !options.weights.empty()) {
+            const StoredTensors base = find_weights(options.weights);
+            for (const StoredFile& file : base.files()) refuse_overwriting("--export", exported, file.path);
+        }
         refuse_overwriting("--export", exported, options.config_file);
         if (same_file(exported, metrics))
             user_error("--export and --metrics name the same file, {}; give two names", metrics.string());
@@ -418,7 +427,10 @@ void check_outputs(const Options& options, const fs::path& out_dir, const Writes
         });
         if (is_folder) static_cast<void>(exported_config(options));  // or refuses
         const std::uint64_t beside = on_one_disk(out_dir, exported) ? checkpoint : 0;
-        naming_option("--export", [&] { require_space(exported, bytes.weights, beside); });
+        naming_option("--export", [&] {
+            const bool are_adapters = options.has_adapters() && options.merge.empty();
+            require_space(exported, are_adapters ? bytes.adapters : bytes.weights, beside);
+        });
     }
 }
 

@@ -193,13 +193,21 @@ void PreparedRun::open_weights() {
         if (scales_otherwise(*checkpoint, options)) checkpoint->progress.skipped_in_a_row = 0;
         std::ranges::copy(compare_with_checkpoint(data.record, *checkpoint, options),
                           std::back_inserter(notes_of_resume));
-    } else if (!options.init.empty()) {
+    }
+    if (!options.init.empty() && (!checkpoint || checkpoint->base)) {
         const CheckedWeights weights = naming_option("--init", [&] {
             return check_weights(find_weights(options.weights), *plan.outline, plan.store.units);
         });
         notes.insert(notes.end(), weights.notes.begin(), weights.notes.end());
-        take_dtype(options, weights.dtype);
+        if (!checkpoint) take_dtype(options, weights.dtype);
     }
+    if (!options.lora.empty() && !checkpoint)
+        naming_option("--lora", [&] {
+            check_weights(find_tensors(std::filesystem::path(options.lora) / adapter_weights_file),
+                          *plan.outline, plan.store.units, Tensors::adapters);
+        });
+    if (options.has_adapters() && options.init.empty() && options.uses_weights())
+        user_error("--lora-rank adapts a model that is there; give its folder with --init");
 }
 
 // A damaged checkpoint that is newer than the one that the run resumes.

@@ -85,6 +85,7 @@ nlohmann::ordered_json run_record(const PreparedRun& run) {
         {"device", run.device().description()},
         {"mesh", mesh_record(run.plan.spec.mesh)},
         {"parameters", count_parameters(run.plan.spec.model)},
+        {"trained_parameters", count_parameters(run.plan.spec.model, true)},
         {"micro_batch_sequences", run.plan.micro_batch},
         {"micro_batches", run.plan.micro_batches},
         {"bytes_sent", sent_record(run.plan.sent)},

@@ -218,6 +218,20 @@ std::string disk_note(const RunPlan& plan, const ScratchFile::Speed& speed) {
         grouped(static_cast<std::int64_t>(endurance / std::max(written, 1.0))));
 }
 
+namespace {
+
+// "rank 16, scale 2, of q, k, v; base data/smollm2 in nf4"
+std::string adapters_text(const Options& options) {
+    if (!options.has_adapters()) return "";
+    const AdapterConfig config = options.adapters();
+    return fmt::format(
+        "rank {}, scale {:.4g}, of {}{}{}", config.rank, config.scale(), fmt::join(config.matrices, ", "),
+        options.init.empty() ? "" : fmt::format("; base {}", options.init),
+        options.base_dtype.empty() ? "" : fmt::format(", its layers' matrices in {}", options.base_dtype));
+}
+
+}  // namespace
+
 Rows header_rows(const PreparedRun& run) {
     const Device& device = run.device();
     const DType dtype = run.plan.spec.dtype;
@@ -234,7 +248,8 @@ Rows header_rows(const PreparedRun& run) {
         {"mesh", run.plan.spec.mesh.description()},
         {"pipeline", pipeline_text(run.plan)},
         {"model", run.plan.spec.model.description},
-        {"parameters", grouped(count_parameters(run.plan.spec.model))},
+        {"parameters", parameters_text(run.plan.spec.model)},
+        {"adapters", adapters_text(run.options)},
         {"memory", memory_text(run.plan.spec.mesh, run.plan.stages)},
         {"host memory", memory_text(run.plan.spec.mesh, run.plan.stages, &StageNeeds::host)},
         {"offload", offload_text(run)},

@@ -131,8 +131,9 @@ namespace {
 // The mesh, the device and the use of memory may be others.
 bool is_kept(std::string_view name, bool trains, bool was_given) {
     constexpr std::array evaluation_settings = {
-        "train-data", "val-data", "val-batches", "global-batch-tokens", "dtype", "fp8", "fp8-history",
-        "attention",  "tf32",     "optimizer"};
+        "train-data",  "val-data",    "val-batches", "global-batch-tokens", "dtype",     "fp8",
+        "fp8-history", "attention",   "tf32",        "optimizer",           "lora-rank", "lora-alpha",
+        "lora-rslora", "lora-layers", "base-dtype"};
     constexpr std::array training_settings = {
         "val-every",    "eval-hellaswag", "eval-every",       "eval-examples",
         "sample-every", "sample-tokens",  "prompt",           "temperature",
@@ -147,6 +148,18 @@ bool is_kept(std::string_view name, bool trains, bool was_given) {
 }  // namespace
 
 namespace {
+
+// Its adapters go on beside the weights beside which they were trained. The configuration goes on naming the adapter
+// from which the run began.
+void take_base(Options& options, const Sources& sources, const nlohmann::ordered_json& then) {
+    const std::string began = then.contains("lora") && then["lora"].is_string() ? then["lora"] : "";
+    if (!options.lora.empty() && options.lora != began)
+        options.notes.push_back(
+            fmt::format("--lora {} is ignored: the checkpoint has its own adapters", options.lora));
+    options.lora = options.steps > 0 && sources.given_then.contains("lora") ? began : "";
+    if (!options.lora.empty()) options.inherited["lora"] = true;
+    options.init = sources.base;
+}
 
 void require_same_optimizer(const CheckpointInfo& checkpoint, const std::string& then,
                             const Options& options) {
@@ -164,6 +177,19 @@ void require_same_optimizer(const CheckpointInfo& checkpoint, const std::string&
 }
 
 }  // namespace
+
+void take_adapters(Options& options, const Sources& sources) {
+    const CheckpointInfo& checkpoint = *sources.checkpoint;
+    if (!checkpoint.base) return;
+    const auto then = nlohmann::ordered_json::parse(checkpoint.configuration);
+    options.lora_rank = then.at("lora-rank").get<std::int64_t>();
+    options.lora_alpha = then.at("lora-alpha");
+    options.lora_rslora = then.at("lora-rslora");
+    options.lora_layers = then.at("lora-layers");
+    if (then.contains("base-dtype") && then["base-dtype"].is_string())
+        options.base_dtype = then["base-dtype"];
+    take_base(options, sources, then);
+}
 
 void take_checkpoint(Options& options, const Sources& sources) {
     const CheckpointInfo& checkpoint = *sources.checkpoint;
@@ -215,10 +241,13 @@ void take_checkpoint(Options& options, const Sources& sources) {
         options.out_dir = sources.results;
         options.inherited["out-dir"] = true;
     }
-    if (now.is_given("init") && then.contains("init") && then["init"] != json["init"])
+    if (checkpoint.base) {
+        take_base(options, sources, then);
+    } else if (now.is_given("init") && then.contains("init") && then["init"] != json["init"])
         options.notes.push_back(
             fmt::format("--init {} is ignored: the checkpoint has its own weights", now.init));
-    options.init = trains && given.contains("init") && then["init"].is_string() ? then["init"] : "";
+    if (!checkpoint.base)
+        options.init = trains && given.contains("init") && then["init"].is_string() ? then["init"] : "";
     if (!options.init.empty()) options.inherited["init"] = true;
     // An evaluation may run on a mesh that cannot share the batch evenly.
     if (!trains && options.inherited.contains("global-batch-tokens"))
@@ -349,6 +378,18 @@ void require_same_model(const CheckpointInfo& checkpoint, const Options& options
             user_error("{} has another model: its --{} is {}, this run's is {}; give the checkpoint's sizes",
                        checkpoint.directory.string(), name, then[name].dump(), now[name].dump());
         }
+    }
+    const std::string given = checkpoint.directory.string();
+    if (options.has_adapters() && !checkpoint.base)
+        user_error(
+            "{} has no adapters; leave --lora-rank out, or adapt its weights in a new run with --init {}",
+            given, shell_word(given));
+    for (const char* const name : {"lora-rank", "lora-alpha", "lora-rslora", "lora-layers", "base-dtype"}) {
+        if (checkpoint.base && then[name] != now[name])
+            user_error("{} has adapters {}, and this run's is {}; leave it out", given,
+                       then[name].is_null() ? fmt::format("without --{}", name)
+                                            : fmt::format("with --{} {}", name, then[name].dump()),
+                       now[name].dump());
     }
 }
 

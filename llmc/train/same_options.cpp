@@ -39,7 +39,7 @@ std::string shown(std::string_view name, const T& value, const Help& help) {
 // Whether a file or folder on one rank alone would change what the ranks do. Data are compared when they are read
 // (same_data.h), and results are rank 0's.
 bool is_needed_by_all(std::string_view name) {
-    constexpr std::array names = {"init", "eval-hellaswag", "export"};
+    constexpr std::array names = {"init", "lora", "eval-hellaswag", "export"};
     return std::ranges::find(names, name) != names.end();
 }
 

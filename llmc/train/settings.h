@@ -172,6 +172,26 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
             o.model_options.find(option.name)->second);
     }
 
+    group("Adapters (LoRA)");
+    setting(
+        "lora-rank", o.lora_rank,
+        {"Leave the weights of --init as they are, and train adapters of rank N beside the layers' matrices"},
+        any);
+    setting("lora-alpha", o.lora_alpha, {"Scale the adapters by N divided by their rank"}, any);
+    setting("lora-rslora", o.lora_rslora,
+            {"Scale them by --lora-alpha divided by the square root of their rank"}, any);
+    setting("lora-layers", o.lora_layers,
+            {"Adapt these matrices of each layer, such as q,v: q, k, v, o, gate, up, down, or all", "LIST"},
+            any);
+    setting("base-dtype", o.base_dtype,
+            {"Keep the frozen matrices of the layers in 4 bits, as QLoRA does (default: the compute dtype)"},
+            Choices{"nf4"});
+    setting("lora", o.lora,
+            {"Take the adapter in DIR, which PEFT or --export has written; its base is --init, or the folder "
+             "that it names",
+             "DIR"},
+            any);
+
     group("Data");
     setting("train-data", o.train_data,
             {"Train on a text file, read as bytes, or on token shards 'PATTERN*.bin' (default: generated "
@@ -362,6 +382,10 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
             {"Write the final weights to NAME.safetensors, or to a new folder NAME in Hugging Face's format",
              "NAME"},
             any);
+    setting("merge", o.merge,
+            {"With --export, write the base with its adapters merged into it: into the weights beside which "
+             "they were trained (also --merge alone), or into the original ones of its files"},
+            Choices{"trained", "original"});
     setting("export-dtype", o.export_dtype,
             {"Round exported weights to this dtype (default: that of the folder of --init or --model; else "
              "fp32)"},

@@ -5,6 +5,7 @@
 #include <system_error>
 
 #include "llmc/core/error.h"
+#include "llmc/core/text.h"
 #include "llmc/io/files.h"
 #include "llmc/io/model_files.h"
 #include "llmc/io/stored_tensors.h"
@@ -103,6 +104,45 @@ void find_weights(const Options& options, Sources& sources) {
     sources.init_checkpoint = newest_of_last_run(options.init);
     if (!sources.init_checkpoint) sources.init_checkpoint = read_checkpoint(options.init);
     sources.weights = sources.init_checkpoint->directory.string();
+    if (sources.init_checkpoint->base)
+        user_error(
+            "{} has adapters, and not a model; go on with --resume {}, or export a model with --export DIR "
+            "--merge",
+            sources.weights, shell_word(sources.weights));
+}
+
+// The adapter of --lora, and the folder of its base.
+void find_adapter(const Options& options, Sources& sources) {
+    if (options.lora.empty()) return;
+    sources.adapter = read_adapter(options.lora);
+    sources.base = options.init;
+    if (!sources.base.empty()) return;
+    sources.base = sources.adapter->config.base;
+    std::error_code ignored;
+    if (sources.base.empty() || !fs::exists(sources.base, ignored))
+        user_error("{} names {} as its base, which is not here; give the base with --init", options.lora,
+                   sources.base.empty() ? "nothing" : in_quotes(sources.base));
+}
+
+// The weights beside which a checkpoint's adapters were trained: those of --init, or those that it names.
+void find_base(const Options& options, Sources& sources) {
+    const std::string& named = sources.checkpoint->base->weights;
+    Options of_base = options;
+    std::error_code ignored;
+    // A run that has gone on has newer checkpoints than the one that it had then.
+    const bool has_gone_on = fs::exists(named, ignored) && is_of_run(named, options.init);
+    if (of_base.init.empty() || has_gone_on) of_base.init = named;
+    if (!fs::exists(of_base.init, ignored)) {
+        const std::string adapters =
+            fmt::format("{} has adapters for", sources.checkpoint->directory.string());
+        if (options.init.empty())
+            user_error("{} {}, which is gone; give its new place with --init", adapters, named);
+        user_error("--init: {} is not there; {} {}; give their place", options.init, adapters, named);
+    }
+    Sources found;
+    naming_option("--init", [&] { find_weights(of_base, found); });
+    sources.weights = found.weights;
+    sources.base = of_base.init;
 }
 
 }  // namespace
@@ -126,8 +166,23 @@ Sources find_sources(const Options& options) {
                 "--generate: there is no checkpoint in {}; give --resume the directory of a checkpoint",
                 (of_run.out_dir.empty() ? results.parent_path() : results).string());
     }
-    if (sources.checkpoint) return sources;  // its model and weights
-    naming_option("--init", [&] { find_weights(options, sources); });
+    if (sources.checkpoint) {  // its model and weights
+        if (sources.checkpoint->base) {
+            find_base(options, sources);
+        } else if (!options.lora.empty()) {
+            const std::string given = sources.checkpoint->directory.string();
+            user_error(
+                "{} has no adapters; leave --lora out, or adapt its weights in a new run with --init {}",
+                given, shell_word(given));
+        }
+        return sources;
+    }
+    naming_option("--lora", [&] { find_adapter(options, sources); });
+    Options with_base = options;
+    if (sources.adapter) with_base.init = sources.base;
+    const bool is_named = sources.adapter && options.init.empty();
+    naming_option(is_named ? fmt::format("the base that {} names", options.lora) : "--init",
+                  [&] { find_weights(with_base, sources); });
     naming_option("--model", [&] {
         if (!is_known_model(options.model) && is_model_folder(options.model))
             sources.model_folder = read_folder(options.model);

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "llmc/io/adapter_files.h"
 #include "llmc/io/checkpoint.h"
 #include "llmc/train/options.h"
 
@@ -34,6 +35,9 @@ struct Sources {
     std::string weights;  // of --init: a file, a folder, or a checkpoint's directory
     std::optional<CheckpointInfo> init_checkpoint;         // --init DIR of a checkpoint or of a run
     std::optional<ModelFolder> init_folder, model_folder;  // --init DIR, --model DIR
+
+    std::optional<AdapterFolder> adapter;  // of --lora
+    std::string base;                      // the folder of its base
 
     std::vector<std::string> notes;
 };

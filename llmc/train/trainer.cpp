@@ -54,15 +54,43 @@ Trainer::Trainer(const Options& options, const RunPlan& plan, Device& device, Co
             : static_cast<void>(copy_.emplace(store_, arenas_, plan.copy, plan.spec.mesh, plan.parts));
     }
     if (store_.has_file() && plan.spec.trains) disk_speed_ = store_.file().probe();
+    const auto load_weights = [&] {
+        return naming_option("--init", [&] {
+            return load_stored([&] { return find_weights(options.weights); }, store_, transfer_);
+        });
+    };
+    if (options.has_adapters()) {
+        base_checksum_ = options.weights.empty() ? "" : load_weights();
+        if (options.weights.empty()) store_.initialize(options.seed);
+    }
     if (resumes) return;
-    if (options.init.empty()) {
+    if (options.has_adapters()) {
+        begin_adapters();
+    } else if (options.init.empty()) {
         store_.initialize(options.seed);
     } else {
-        naming_option("--init",
-                      [&] { load_stored([&] { return find_weights(options.weights); }, store_, transfer_); });
+        load_weights();
     }
     executor_.run(plan_.parameter_gathers, {});
     begin_fp8();
+}
+
+void Trainer::begin_adapters() {
+    if (options_.lora.empty()) return store_.initialize(options_.seed, true);
+    naming_option("--lora", [&] {
+        require_base(options_.base_checksum, options_.lora);
+        const std::filesystem::path file = std::filesystem::path(options_.lora) / adapter_weights_file;
+        load_stored([&] { return find_tensors(file); }, store_, transfer_, Tensors::adapters);
+    });
+}
+
+// Adapters say something only beside the weights with which they were trained.
+void Trainer::require_base(const std::string& checksum, const std::string& adapters) const {
+    if (checksum.empty() || checksum == base_checksum_) return;
+    shared_error(
+        "{} was trained beside other weights than those of {} (checksum {}, not {}); give its own base with "
+        "--init",
+        adapters, options_.weights, checksum, base_checksum_);
 }
 
 void Trainer::begin_fp8() {
@@ -286,9 +314,13 @@ std::string Trainer::advice_if_not_finite() {
     }
     if (updated)
         return fmt::format("start again {}; --checkpoint-every saves checkpoints on the way", smaller_steps);
-    return options_.init.empty()
-               ? "there was no update yet, so the initial weights are the cause; give another --seed"
-               : "there was no update yet, so the weights of --init are the cause; give other weights";
+    if (options_.init.empty())
+        return "there was no update yet, so the initial weights are the cause; give another --seed";
+    if (options_.has_adapters())
+        return "there was no update yet, so the weights of --init or the adapters' scale are the cause; give "
+               "other "
+               "weights, or a smaller --lora-alpha";
+    return "there was no update yet, so the weights of --init are the cause; give other weights";
 }
 
 void Trainer::require_finite() {
@@ -454,6 +486,7 @@ ForwardPasses Trainer::forward_passes(
 }
 
 void Trainer::resume(const CheckpointInfo& checkpoint) {
+    if (checkpoint.base) require_base(checkpoint.base->checksum, checkpoint.directory.string());
     load_checkpoint(checkpoint, store_, transfer_, plan_.spec.trains);
     progress_ = checkpoint.progress;
     scaler_.restore(progress_.loss_scale, progress_.skipped_in_a_row);
@@ -461,7 +494,7 @@ void Trainer::resume(const CheckpointInfo& checkpoint) {
     step_before_run_ = progress_.step;
     has_checkpoint_ = true;
     // The files hold the master weights, from which the parameters follow; without master weights, the parameters.
-    if (const auto seed = rounding_seed(); seed && store_.has_master() && progress_.applied() > 0)
+    if (const auto seed = rounding_seed(); seed && store_.dtypes().keeps_master() && progress_.applied() > 0)
         store_.round_stochastically(*seed, progress_.applied());
     run(plan_.parameter_gathers, {});
     const bool has_history = fp8_.restore(progress_.fp8);

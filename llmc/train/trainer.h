@@ -143,6 +143,9 @@ class Trainer {
     // Sets what waits for a checkpoint that is being saved. Errors that all ranks find call it before they point to it.
     void before_errors(std::function<void()> settle) { settle_ = std::move(settle); }
 
+    // Of the weights beside which adapters are trained (load_stored); empty without adapters.
+    const std::string& base_checksum() const { return base_checksum_; }
+
   private:
     // The next token, from the logits of the rows that were computed last. All ranks that took part receive
     // the same.
@@ -167,6 +170,8 @@ class Trainer {
     void run(const Step& list, const StepInput& input);
     // For stochastic rounding of weights, if the options ask for it.
     std::optional<std::uint64_t> rounding_seed() const;
+    void begin_adapters();
+    void require_base(const std::string& checksum, const std::string& adapters) const;
     // Scales products in 8 bits without a history.
     void begin_fp8();
     std::optional<double> model_flops_utilization(double tokens_per_second) const;
@@ -200,6 +205,7 @@ class Trainer {
     std::int64_t step_before_run_ = 0;  // the last step before this run
     bool has_checkpoint_ = false;
     std::function<void()> settle_;
+    std::string base_checksum_;
 };
 
 }  // namespace llmc

@@ -54,7 +54,7 @@ TEST(ExportedFolder, DividesTheWeightsAmongFilesWithAnIndex) {
         }
         EXPECT_GT(shards, 2);
     }
-    collect_weights(store, transfer, [&](const std::string& name, std::span<const float> values) {
+    collect_weights(store, transfer, {}, [&](const std::string& name, std::span<const float> values) {
         read.resize(values.size());
         const StoredTensors stored = find_tensors(folder);
         const StoredBox& box = stored.tensors().at(name).boxes.front();

@@ -111,7 +111,7 @@ TEST(SmallMoments, OfEarlierProgramsGoOn) {
         writer.finish();
         stored.add(file, {}, "optim.state.");
     }
-    load_stored([&] { return stored; }, store, transfer, true, true);
+    load_stored([&] { return stored; }, store, transfer, Tensors::weights, true, true);
     store.read(unit, Kept::state2, read);
     second[5] = 0.0625F;
     EXPECT_EQ(read, second);

@@ -7,6 +7,7 @@
 
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -38,6 +39,8 @@ void run(int argc, char** argv) {
     const std::int64_t sequences = batch.entry("tokens").shape[0];
     probe::Model model(argv[1], options->make_model(), options->compute_dtype(), sequences,
                        options->micro_batch_size.value_or(sequences), 0, DType::fp32, open(options->device));
+    if (options->has_adapters())
+        model.load_adapters(std::filesystem::path(options->lora) / adapter_weights_file);
     const double loss = model.step(probe::read_tokens(batch), false);
     model.save_gradients(argv[3]);
     fmt::print("{:.17g} {:.17g}\n", loss, model.norm_squared());

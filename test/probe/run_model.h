@@ -141,7 +141,13 @@ class Model {
     double norm_squared() const { return executor_.results().norm_squared; }
 
     void save_gradients(const std::filesystem::path& file) {
-        save_tensors(file, store_, transfer_, Kept::gradients, false);
+        save_tensors(file, store_, transfer_, Kept::gradients, false,
+                     has_adapters_ ? Tensors::adapters : Tensors::weights);
+    }
+    // With adapters, those of a file.
+    void load_adapters(const std::filesystem::path& file) {
+        has_adapters_ = true;
+        load_stored([&] { return find_tensors(file); }, store_, transfer_, Tensors::adapters);
     }
 
   private:
@@ -153,6 +159,7 @@ class Model {
     ParameterStore store_;
     UnitTransfer transfer_;
     Executor executor_;
+    bool has_adapters_ = false;
 };
 
 // The batch in a file's tensor "tokens", I32 (B,T+1).

@@ -21,7 +21,7 @@ import program  # noqa: E402
 
 PAGE, HOW = "docs/fine-tuning.md", "run: long"
 QUESTION, FACT = "What colour is the lighthouse of Orvany?", "violet"
-EXPORTED = "smollm2-lighthouse"
+EXPORTED, MERGED = "smollm2-lighthouse", "smollm2-violet"
 TRANSFORMERS = ["transformers==5.23.0", "jinja2>=3.1.6"]
 # The ids of texts, and how many tokens a message has in the model's template.
 THEIRS = """
@@ -88,7 +88,7 @@ def test_the_page_shows_what_is_printed(printed):
     """The answers and tables, with all numbers as N. The answer before training is the model's own, which rounding may change."""
     blocks = blocks_of(PAGE)
     shown = [(commands[-1], lines) for (how, commands), (of, lines) in itertools.pairwise(blocks) if how == HOW and of == "prints"]
-    assert len(shown) == 4
+    assert len(shown) == 7
     for command, lines in shown:
         now = [pages.shape(line) for line in printed[command].splitlines()]
         begins = [pages.shape(line.removesuffix("[...]")) for line in lines]
@@ -97,10 +97,12 @@ def test_the_page_shows_what_is_printed(printed):
 
 
 def test_the_answer_is_given_after_training_and_not_before(printed):
-    before, after = answers(printed)
-    assert FACT not in before and "lighthouse" in before
-    taught, of_france = after.splitlines()
-    assert FACT in taught and of_france == "The capital of France is Paris."
+    """By a run with all weights, by an adapter, and by one beside a base in 4 bits."""
+    before, *after = answers(printed)
+    assert FACT not in before and "lighthouse" in before and len(after) == 3
+    for answer in after:
+        taught, of_france = answer.splitlines()
+        assert FACT in taught and of_france == "The capital of France is Paris."
 
 
 def test_the_question_is_in_no_conversation():
@@ -116,8 +118,9 @@ def chat(folder, message):
                           timeout=300 * program.PATIENCE)
 
 
-def test_the_exported_folder_answers(printed, clone):
-    assert chat(clone / EXPORTED, QUESTION).stdout.splitlines() == answers(printed)[1].splitlines()[:1]
+@pytest.mark.parametrize("exported, answer", [(EXPORTED, 1), (MERGED, 2)])
+def test_the_exported_folder_answers(exported, answer, printed, clone):
+    assert chat(clone / exported, QUESTION).stdout.splitlines() == answers(printed)[answer].splitlines()[:1]
 
 
 def test_the_gguf_file_is_there(printed, clone):

@@ -18,7 +18,7 @@ from reference_attention import attention_backward, attention_cached_forward, at
 from reference_ops import (
     GELU_HUGE_VALUES, GELU_VALUES, classifier_from_statistics,
     classifier_statistics, encoder_backward, encoder_forward, fused_classifier, fused_residual_layernorm_forward, gelu_backward, gelu_forward, layernorm_backward,
-    layernorm_forward, matmul_backward, matmul_forward)
+    layernorm_forward, dequantise_nf4, matmul_add, matmul_backward, matmul_forward)
 from reference_fp8 import fp8_matmul_backward, fp8_matmul_forward, quantise_to_bytes
 from reference_heads import head_norm_backward, head_norm_backward_sums, head_norm_forward, head_norm_sums, rope
 from reference_updates import (accumulate, add, all_finite, amax, cast, combine, copy, copy_matrix, fill, global_norm_squared, momentum,
@@ -97,6 +97,14 @@ OPERATIONS = {
         [of(16, 16, OC=48), of(1, 5, OC=37), of(13, 20, OC=7, bias=False), of(3, 13, 10, OC=65, gelu=True),
          of(13, 37, OC=37, bias=False, gelu=True), of(1, 2, OC=3), of(4, 64, 128, OC=512, gelu=True),
          of(4, 64, 128, OC=256, bias=False)]),
+    "matmul_add": Operation(
+        matmul_add, [of(3, 4, 5, out=(1, 2)), of(2, 3, 4, a=(3, 1), b=(0, 2), scale=0.5, a_transposed=True),
+                     of(1, 6, 3, b_transposed=True, b=(2, 0), to_sums=True, scale=2.0)],
+        [of(70, 16, 200, out=(8, 24), a=(16, 16), b_transposed=True, scale=2.0),
+         of(37, 200, 16, out=(32, 8), a=(8, 8), scale=2.0),
+         of(200, 70, 16, a=(8, 48), b=(16, 0), scale=0.75, a_transposed=True, to_sums=True),
+         of(90, 64, 8, a=(4, 12), b_transposed=True), of(65, 8, 64, out=(4, 4), scale=1.5)]),
+    "dequantise_nf4": Operation(dequantise_nf4, [of(1), of(3)], [of(70), of(5)]),
     "matmul_backward": Operation(
         matmul_backward, [of(3, 5, OC=7), of(1, 9, OC=4, want=("din", "dweight")), of(2, 3, 5, OC=6, gelu=True)],
         [of(16, 16, OC=48), of(1, 5, OC=37), of(13, 20, OC=7, want=("din",)), of(13, 20, OC=7, want=("dweight",)),

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 import bounded
 from bounded import Bounded, constant, einsum
 from cases import in_fp32, make_case, to_fp32
+from reference_heads import place
 
 IGNORED = -1
 
@@ -250,6 +251,43 @@ def matmul_backward(make, *shape, OC, gelu=False, want=("din", "dweight", "dbias
     derived = {"din": din.stored(make.dtype), "dbias": Bounded(rows).sum(0, onto=start["dbias"]),
                "dweight": einsum("no,ni->oi", rows, x.reshape(-1, IC), onto=start["dweight"])}
     return make_case(inputs, {name: exact[name] for name in want}, derived)
+
+
+def matmul_add(make, rows, inner, columns, out=(0, 0), a=(0, 0), b=(0, 0), scale=1.0, a_transposed=False, b_transposed=False,
+               to_sums=False):
+    """`out`, `a` and `b`: (columns before the operand, columns behind it)."""
+    x, y = make.normal(rows, inner), make.normal(inner, columns, scale=inner**-0.5)
+    start = (make.normal_fp32 if to_sums else make.normal)(rows, columns)
+    exact = torch.tensor(start) + scale * (torch.tensor(x) @ torch.tensor(y))
+    derived = scale * einsum("nk,km->nm", x, y) + start
+    places = {name: place(1, matrix.shape[-1], *more)
+              for name, matrix, more in (("out", start, out), ("a", x.T if a_transposed else x, a), ("b", y.T if b_transposed else y, b))}
+    at = lambda name, matrix: places[name].rows_with(matrix[:, None, :])
+    inputs = {"out:fp32" if to_sums else "out": at("out", start), "a": at("a", x.T if a_transposed else x),
+              "b": at("b", y.T if b_transposed else y), "scale": np.array([scale]),
+              "a_transposed": np.array([float(a_transposed)]), "b_transposed": np.array([float(b_transposed)])}
+    inputs |= {f"{name}_heads": of.numbers() for name, of in places.items()}
+    derived = derived if to_sums else derived.stored(make.dtype)
+    return make_case(inputs, {"out": at("out", exact.numpy())},
+                     {"out": places["out"].bounded_rows_with(derived.rearranged(lambda t: t[:, None, :]))})
+
+
+# As bitsandbytes has them; long_adapters.py compares.
+NF4_LEVELS = np.array([-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+                       -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+                       0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0])
+
+
+def dequantise_nf4(make, blocks):
+    """Blocks of 64 numbers: 32 bytes of pairs of indices, the first of a pair in the high half, and the greatest magnitude in fp32."""
+    indices = make.random.randint(0, 16, (blocks, 64))
+    most = np.abs(make.normal_fp32(blocks))
+    most[-1] = 0.0 if blocks > 1 else most[-1]
+    pairs = (indices[:, 0::2] << 4 | indices[:, 1::2]).astype(np.uint8)
+    stored = np.concatenate([pairs, most.astype("<f4").view(np.uint8).reshape(blocks, 4)], axis=1).reshape(-1)
+    exact = (NF4_LEVELS[indices] * most[:, None]).reshape(-1)
+    return make_case({"in": stored.astype(np.float64)}, {"out": exact},
+                     {"out": (Bounded(NF4_LEVELS[indices]) * most[:, None]).stored(make.dtype).rearranged(lambda t: t.reshape(-1))})
 
 
 # ---- classifier

@@ -70,6 +70,7 @@ IN_8_BITS = "four elements: 8 bytes of bf16 beside 4 of fp8, so that a warp's ac
 NARROW = {
     **{f"{kernel} {what}": IN_8_BITS for kernel in ("quantise_kernel", "quantise_transpose_kernel3") for what in ("reads", "writes")},
     "combine_kernel1 reads": OF_A_STEP,
+    "dequantise_nf4_kernel1 reads": "a word of indices and its block's magnitude; a warp's are contiguous",
     "copy_matrix_kernel1 reads": ROWS,
     "copy_matrix_kernel1 writes": ROWS,
     "momentum_kernel1 reads": OF_A_STEP,

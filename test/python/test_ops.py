@@ -113,6 +113,16 @@ def test_numbers_rounded_at_random_have_the_cpus_bits(tmp_path, seed, op):
     assert [name for name in on_gpu if not np.array_equal(on_cpu[name], on_gpu[name], equal_nan=True)] == []
 
 
+@simulated.NEEDED
+def test_numbers_in_4_bits_have_the_cpus_bits(tmp_path, seed):
+    made, results = op_files.make_all("dequantise_nf4", seed, "cpu"), []
+    for device in ("cpu", "cuda"):
+        check(tmp_path, made, seed, device, SIMT_CHIP="90")
+        results.append(safetensors_numpy.load(tmp_path / "results.safetensors"))
+    assert results[0].keys() == results[1].keys()
+    assert all(np.array_equal(results[0][name], results[1][name]) for name in results[0])
+
+
 @pytest.mark.parametrize("change, message", [
     (lambda inputs: inputs.update(valve=inputs.pop("value")), "fill has no field for the input valve"),
     (lambda inputs: inputs.update(out=np.array([0.1])), "0.1, which is not fp32"),

@@ -28,6 +28,7 @@ def test_the_command_starts_the_run(tmp_path):
     assert status == 0 and made["memory"]["verdict"] == "fits"
     subprocess.run(["bash", "-c", made["command"]], cwd=program.ROOT, check=True, capture_output=True, timeout=60 * program.PATIENCE)
     planned.assert_equals_run(made, program.Run(tmp_path / "a run"))
+    assert plan("--model=llama-tiny", "--lora-rank=4")[0]["command"].endswith(" --lora-rank=4 --init FOLDER")
 
 
 def test_statuses():

@@ -139,8 +139,6 @@ OPTIONS = [
     Case("generation of nothing", ["--generate"], ["--generate needs weights; give --resume", "or --init with a file"], ranks=(1, 2)),
     *(Case(f"generation with {option}", ["--generate", "--resume", option],
            [f"--generate only prints text; leave out {option.split('=')[0]}"]) for option in OF_TRAINING),
-    Case("generation from two models", ["--generate", "--resume={}", "--init={}/x"],
-         ["--generate takes its weights from --resume or --init, not both; leave one out"], ranks=(1, 2)),
     Case("generation without a checkpoint", ["--generate", "--resume"],
          ["--generate: there is no checkpoint in runs; give --resume the directory of a checkpoint"], ranks=(1, 2)),
     Case("generation where no run is", ["--generate", "--resume", "--out-dir={}/none"], ["--generate: there is no checkpoint in ", "/none;"]),

@@ -266,6 +266,8 @@ TEST(Interpreter, KnowsAllOperations) {
     for (auto found = std::sregex_iterator(source.begin(), source.end(), row);
          found != std::sregex_iterator(); ++found)
         rows.insert((*found)[1]);
+    // Nothing is traced with those of adapters; test_adapters.py compares them with PyTorch.
+    std::erase_if(rows, [](const std::string& name) { return name.starts_with("low_rank"); });
     for (const auto& [name, meaning] : interpreter::meanings()) known.emplace(name);
     for (const Case& of : cases) tested.insert(of.operation);
     EXPECT_EQ(known, rows);

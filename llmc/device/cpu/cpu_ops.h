@@ -44,6 +44,8 @@ class CpuOps : public Ops, public DeviceSizes {
     void compute(const FusedResidualRmsNormForward& op, const RowSizes& s);
     void compute(const MatmulForward& op, const MatmulSizes& s);
     void compute(const MatmulBackward& op, const MatmulSizes& s);
+    void compute(const MatmulAdd& op, const MatmulSizes& s);
+    void compute(const DequantiseNf4& op, std::int64_t n);
     void compute(const GeluForward& op, std::int64_t n);
     void compute(const GeluBackward& op, std::int64_t n);
     void compute(const SwigluForward& op, const RowSizes& s);

@@ -7,6 +7,7 @@
 #include "llmc/device/cpu/cpu_ops.h"
 #include "llmc/device/cpu/parallel.h"
 #include "llmc/device/cpu/vector_math.h"
+#include "llmc/device/nf4.h"
 #include "llmc/device/stochastic_rounding.h"
 #include "llmc/optim/muon.h"
 
@@ -71,6 +72,20 @@ void CpuOps::compute(const Add& op, std::int64_t n) {
                     y[i] = from_float<X>(to_float(u[i]) + to_float(v[i]));
                 }
             });
+    });
+}
+
+void CpuOps::compute(const DequantiseNf4& op, std::int64_t n) {
+    with_dtype(op.out.dtype, [&](auto element) {
+        using X = decltype(element);
+        parallel_for(threads_for(n, threads_), n / nf4_block,
+                     [out = op.out.as<X>(), in = op.in.data](std::int64_t block) {
+                         std::array<float, nf4_block> numbers{};
+                         from_nf4(numbers, in + block * nf4_block_bytes);
+                         for (std::size_t i = 0; i < numbers.size(); ++i)
+                             out[block * nf4_block + static_cast<std::int64_t>(i)] =
+                                 from_float<X>(numbers[i]);
+                     });
     });
 }
 

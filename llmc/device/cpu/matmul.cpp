@@ -100,6 +100,25 @@ void CpuOps::compute(const MatmulBackward& op, const MatmulSizes& sizes) {
     }
 }
 
+void CpuOps::compute(const MatmulAdd& op, const MatmulSizes& sizes) {
+    const auto matrix = [](const Heads& of, bool is_transposed) {
+        const Matrix columns = Matrix(of.rows).part(0, number_of_rows(of), of.first, of.count * of.size);
+        return is_transposed ? columns.transposed() : columns;
+    };
+    const Matrix c = matrix(op.out, false), a = matrix(op.a, op.a_transposed),
+                 b = matrix(op.b, op.b_transposed);
+    if (is_native(a.dtype)) return products_->multiply(c, a, b, Into::accumulate, nullptr, op.scale);
+    WidenedProduct product(*products_, threads_, false, workspace(WidenedProduct::floats(largest(sizes))));
+    with_dtype(c.dtype, [&](auto element) {
+        using X = decltype(element);
+        product.overwrite<X>(c, a, b,
+                             [&, to = reinterpret_cast<const X*>(c.data), stride = c.row_stride](
+                                 float sum, std::int64_t row, std::int64_t column) {
+                                 return to_float(to[row * stride + column]) + op.scale * sum;
+                             });
+    });
+}
+
 void CpuOps::bias_gradient(const Tensor& dbias, const Tensor& dout) const {
     const Tensor rows = dout.rows();
     const RowBlocks blocks(rows.shape[0]);

@@ -3,6 +3,7 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstdlib>
 #include <initializer_list>
 #include <oneapi/dnnl/dnnl.hpp>
@@ -144,7 +145,7 @@ Products::Products(int threads) : threads_(threads) {
 Products::~Products() = default;
 
 Products::Primitive& Products::primitive(const Matrix& c, const Matrix& a, const Matrix& b, Into into,
-                                         bool has_bias) {
+                                         bool has_bias, float scale) {
     const Key key = {c.rows,
                      c.columns,
                      a.columns,
@@ -156,7 +157,8 @@ Products::Primitive& Products::primitive(const Matrix& c, const Matrix& a, const
                      c.column_stride,
                      static_cast<std::int64_t>(a.dtype) * 256 + static_cast<std::int64_t>(c.dtype),
                      into == Into::accumulate,
-                     has_bias};
+                     has_bias,
+                     std::bit_cast<std::int32_t>(scale)};
     if (const auto found = primitives_.find(key); found != primitives_.end()) return *found->second;
 
     // Limits the memory for a caller whose shapes never repeat, such as generation token by token.
@@ -164,6 +166,7 @@ Products::Primitive& Products::primitive(const Matrix& c, const Matrix& a, const
     if (primitives_.size() >= most) primitives_.clear();
 
     dnnl::primitive_attr attributes;
+    if (scale != 1) attributes.set_output_scales(0, {scale});
     if (into == Into::accumulate) {
         dnnl::post_ops after;
         after.append_sum(1.0F);
@@ -187,26 +190,27 @@ Products::Primitive& Products::primitive(const Matrix& c, const Matrix& a, const
     return *primitives_.emplace(key, std::move(made)).first->second;
 }
 
-void Products::multiply(const Matrix& c, const Matrix& a, const Matrix& b, Into into, const std::byte* bias) {
+void Products::multiply(const Matrix& c, const Matrix& a, const Matrix& b, Into into, const std::byte* bias,
+                        float scale) {
     check(a.rows == c.rows && a.columns == b.rows && b.columns == c.columns, "the shapes of a product agree");
     check(a.dtype == b.dtype && (c.dtype == a.dtype || c.dtype == DType::fp32),
           "the dtypes of a product agree");
     check(a.columns > 0 || into == Into::accumulate, "a product that overwrites has at least one term");
     if (c.rows == 0 || c.columns == 0 || a.columns == 0) return;
-    run(c, a, b, into, bias, true);
+    run(c, a, b, into, bias, scale, true);
 }
 
 void Products::run(const Matrix& c, const Matrix& a, const Matrix& b, Into into, const std::byte* bias,
-                   bool may_be_divided) {
+                   float scale, bool may_be_divided) {
     const ThreadsOfOneDnn threads(threads_);
-    Primitive& p = primitive(c, a, b, into, bias != nullptr);
-    if (p.depends_on_threads && may_be_divided) return run_tiles(c, a, b, into, bias);
+    Primitive& p = primitive(c, a, b, into, bias != nullptr, scale);
+    if (p.depends_on_threads && may_be_divided) return run_tiles(c, a, b, into, bias, scale);
     p.execute(engine_->stream, {a.data, b.data, c.data, const_cast<std::byte*>(bias)});
     engine_->stream.wait();
 }
 
-void Products::run_tiles(const Matrix& c, const Matrix& a, const Matrix& b, Into into,
-                         const std::byte* bias) {
+void Products::run_tiles(const Matrix& c, const Matrix& a, const Matrix& b, Into into, const std::byte* bias,
+                         float scale) {
     while (std::ssize(of_one_thread_) < threads_) of_one_thread_.push_back(std::make_unique<Products>(1));
     // A quarter of c's rows or columns, neither too small to be fast nor too large to share among threads.
     const auto part_of = [](std::int64_t n) {
@@ -222,7 +226,7 @@ void Products::run_tiles(const Matrix& c, const Matrix& a, const Matrix& b, Into
             bias == nullptr ? nullptr : bias + column * static_cast<std::int64_t>(size_of(a.dtype));
         of_one_thread_[static_cast<std::size_t>(thread)]->run(
             c.part(row, rows, column, columns), a.part(row, rows, 0, a.columns),
-            b.part(0, b.rows, column, columns), into, part_of_bias, false);
+            b.part(0, b.rows, column, columns), into, part_of_bias, scale, false);
     });
 }
 

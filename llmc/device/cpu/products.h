@@ -41,23 +41,25 @@ class Products {
     Products(const Products&) = delete;
     Products& operator=(const Products&) = delete;
 
-    // c = a b (+ bias, one per column of c, in a's dtype), or c += a b. Sums are in fp32 and are rounded to
+    // c = scale a b (+ bias, one per column of c, in a's dtype), or c += scale a b. Sums are in fp32 and are rounded to
     // c's dtype. a and b are both fp32 or both bf16; c has their dtype or fp32. If a has no columns,
     // `into` must be Into::accumulate. The bits of c do not depend on the number of threads.
     void multiply(const Matrix& c, const Matrix& a, const Matrix& b, Into into = Into::overwrite,
-                  const std::byte* bias = nullptr);
+                  const std::byte* bias = nullptr, float scale = 1);
 
   private:
     // A primitive is compiled for its shapes, strides and dtypes. It is kept for the next call that has the
     // same.
-    using Key = std::array<std::int64_t, 12>;
+    using Key = std::array<std::int64_t, 13>;
     struct Primitive;
     struct Engine;
-    Primitive& primitive(const Matrix& c, const Matrix& a, const Matrix& b, Into into, bool has_bias);
-    void run(const Matrix& c, const Matrix& a, const Matrix& b, Into into, const std::byte* bias,
+    Primitive& primitive(const Matrix& c, const Matrix& a, const Matrix& b, Into into, bool has_bias,
+                         float scale);
+    void run(const Matrix& c, const Matrix& a, const Matrix& b, Into into, const std::byte* bias, float scale,
              bool may_be_divided);
     // In tiles that depend on the shape of c alone, each by one thread.
-    void run_tiles(const Matrix& c, const Matrix& a, const Matrix& b, Into into, const std::byte* bias);
+    void run_tiles(const Matrix& c, const Matrix& a, const Matrix& b, Into into, const std::byte* bias,
+                   float scale);
 
     int threads_;
     std::vector<std::unique_ptr<Products>> of_one_thread_;

@@ -62,9 +62,9 @@ int alignment_of(const void* address) {
 
 class Layout {
   public:
-    Layout(cudaDataType_t type, std::int64_t rows, std::int64_t columns) {
+    Layout(cudaDataType_t type, std::int64_t rows, std::int64_t columns, std::int64_t leading) {
         check_lt(cublasLtMatrixLayoutCreate(&layout_, type, static_cast<std::uint64_t>(rows),
-                                            static_cast<std::uint64_t>(columns), rows),
+                                            static_cast<std::uint64_t>(columns), leading),
                  "cublasLtMatrixLayoutCreate");
     }
     ~Layout() { cublasLtMatrixLayoutDestroy(layout_); }
@@ -112,9 +112,9 @@ bool gives_the_same_bits(const cublasLtMatmulAlgo_t& algorithm) {
 class LtProducts::Plan {
   public:
     Plan(const Key& key, bool tf32)
-        : a_(key.a, key.transpose_a ? key.k : key.m, key.transpose_a ? key.m : key.k),
-          b_(key.b, key.transpose_b ? key.n : key.k, key.transpose_b ? key.k : key.n),
-          d_(key.d, key.m, key.n),
+        : a_(key.a, key.transpose_a ? key.k : key.m, key.transpose_a ? key.m : key.k, key.leading[0]),
+          b_(key.b, key.transpose_b ? key.n : key.k, key.transpose_b ? key.k : key.n, key.leading[1]),
+          d_(key.d, key.m, key.n, key.leading[2]),
           key_(key) {
         const bool rounds = tf32 && key.a == CUDA_R_32F;
         check_lt(cublasLtMatmulDescCreate(
@@ -176,15 +176,15 @@ class LtProducts::Plan {
     // Nothing is launched then.
     cublasStatus_t run(cublasLtHandle_t handle, const cublasLtMatmulAlgo_t& by, const Operands& operands,
                        void* workspace, std::size_t workspace_bytes, cudaStream_t stream) const {
-        const float one = 1, beta = key_.accumulate ? 1 : 0;
+        const float alpha = operands.scale, beta = key_.accumulate ? 1 : 0;
         if (key_.bias) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, operands.bias);
         if (is_fp8(key_.a)) {
             set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, operands.scale_a);
             set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, operands.scale_b);
         }
-        const cublasStatus_t status = cublasLtMatmul(handle, product_, &one, operands.a, a_.get(), operands.b,
-                                                     b_.get(), &beta, operands.d, d_.get(), operands.d,
-                                                     d_.get(), &by, workspace, workspace_bytes, stream);
+        const cublasStatus_t status = cublasLtMatmul(
+            handle, product_, &alpha, operands.a, a_.get(), operands.b, b_.get(), &beta, operands.d, d_.get(),
+            operands.d, d_.get(), &by, workspace, workspace_bytes, stream);
         if (status != CUBLAS_STATUS_SUCCESS) cudaGetLastError();  // the next launch would find it
         return status;
     }
@@ -213,8 +213,8 @@ LtProducts::~LtProducts() {
 
 // A row-major matrix is the transpose of a column-major one. So the product is D^T = B^T A^T: b is cuBLASLt's
 // A, and a is its B.
-LtProducts::Key LtProducts::key_of(const Tensor& d, const LtMatrix& a, const LtMatrix& b, const Tensor& bias,
-                                   bool accumulate) {
+LtProducts::Key LtProducts::key_of(const LtMatrix& d, const LtMatrix& a, const LtMatrix& b,
+                                   const Tensor& bias, bool accumulate) {
     const std::int64_t rows = a.transposed ? a.columns : a.rows;
     const std::int64_t depth = a.transposed ? a.rows : a.columns;
     const std::int64_t columns = b.transposed ? b.rows : b.columns;
@@ -229,47 +229,77 @@ LtProducts::Key LtProducts::key_of(const Tensor& d, const LtMatrix& a, const LtM
             .transpose_b = a.transposed,
             .a = type_of(b),
             .b = type_of(a),
-            .d = type_of(d.dtype),
+            .d = type_of(d.data.dtype),
             .bias = static_cast<bool>(bias),
             .accumulate = accumulate,
-            .alignment = {alignment_of(b.data.data), alignment_of(a.data.data), alignment_of(d.data),
-                          alignment_of(bias.data)}};
+            .alignment = {alignment_of(b.begin()), alignment_of(a.begin()), alignment_of(d.begin()),
+                          alignment_of(bias.data)},
+            .leading = {b.row, a.row, d.row}};
 }
 
+namespace {
+
+std::int64_t extent(std::int64_t rows, std::int64_t columns, std::int64_t leading) {
+    return (columns - 1) * leading + rows;
+}
+
+}  // namespace
+
+std::int64_t LtProducts::extent_of_a(const Key& key) {
+    return key.transpose_a ? extent(key.k, key.m, key.leading[0]) : extent(key.m, key.k, key.leading[0]);
+}
+std::int64_t LtProducts::extent_of_b(const Key& key) {
+    return key.transpose_b ? extent(key.n, key.k, key.leading[1]) : extent(key.k, key.n, key.leading[1]);
+}
 std::size_t LtProducts::bytes_of_result(const Key& key) {
-    return static_cast<std::size_t>(key.m * key.n) * size_of(key.d);
+    return static_cast<std::size_t>(extent(key.m, key.n, key.leading[2])) * size_of(key.d);
 }
 
 std::string LtProducts::name_of(const Key& key) {
-    return fmt::format("{}x{}x{} {}{} {}{}{}>{}{}{} align {}", key.m, key.n, key.k,
+    const bool is_dense =
+        extent_of_a(key) == key.m * key.k && extent_of_b(key) == key.n * key.k && key.leading[2] == key.m;
+    return fmt::format("{}x{}x{} {}{} {}{}{}>{}{}{} align {}{}", key.m, key.n, key.k,
                        key.transpose_a ? 'T' : 'N', key.transpose_b ? 'T' : 'N', cuda::name_of(key.a),
                        key.a == key.b ? "" : "*", key.a == key.b ? "" : cuda::name_of(key.b),
                        cuda::name_of(key.d), key.bias ? " bias" : "", key.accumulate ? " add" : "",
-                       fmt::join(key.alignment, ","));
+                       fmt::join(key.alignment, ","),
+                       is_dense ? "" : fmt::format(" leading {}", fmt::join(key.leading, ",")));
 }
 
-LtProducts::Operands LtProducts::operands_of(const Tensor& d, const LtMatrix& a, const LtMatrix& b,
-                                             const Tensor& bias) {
-    const auto scale_of = [](const LtMatrix& matrix) {
-        return matrix.bytes ? matrix.bytes->scale.data : nullptr;
-    };
-    return {.a = b.data.data,
-            .b = a.data.data,
-            .bias = bias.data,
-            .d = d.data,
-            .scale_a = scale_of(b),
-            .scale_b = scale_of(a)};
+namespace {
+
+// The whole of a result.
+LtMatrix result(const Tensor& d, const LtMatrix& a, const LtMatrix& b) {
+    return {d, a.transposed ? a.columns : a.rows, b.transposed ? b.rows : b.columns};
 }
+
+}  // namespace
 
 void LtProducts::overwrite(const Tensor& d, const LtMatrix& a, const LtMatrix& b, const Tensor& bias) {
-    multiply(key_of(d, a, b, bias, false), operands_of(d, a, b, bias));
+    multiply(result(d, a, b), a, b, bias, false, 1);
 }
 
 void LtProducts::accumulate(const Tensor& d, const LtMatrix& a, const LtMatrix& b) {
-    multiply(key_of(d, a, b, {}, true), operands_of(d, a, b, {}));
+    multiply(result(d, a, b), a, b, {}, true, 1);
 }
 
-void LtProducts::multiply(const Key& key, const Operands& operands) {
+void LtProducts::accumulate(const LtMatrix& d, const LtMatrix& a, const LtMatrix& b, float scale) {
+    multiply(d, a, b, {}, true, scale);
+}
+
+void LtProducts::multiply(const LtMatrix& d, const LtMatrix& a, const LtMatrix& b, const Tensor& bias,
+                          bool accumulate, float scale) {
+    const auto scale_of = [](const LtMatrix& matrix) {
+        return matrix.bytes ? matrix.bytes->scale.data : nullptr;
+    };
+    const Key key = key_of(d, a, b, bias, accumulate);
+    const Operands operands{.a = b.begin(),
+                            .b = a.begin(),
+                            .bias = bias.data,
+                            .d = d.begin(),
+                            .scale_a = scale_of(b),
+                            .scale_b = scale_of(a),
+                            .scale = scale};
     if (key.m == 0 || key.n == 0 || key.k == 0) return;
     Plan& plan = plan_for(key, operands);
     const auto run = [&] {
@@ -301,11 +331,11 @@ LtProducts::Plan& LtProducts::plan_for(const Key& key, const Operands& operands)
             // A product of zeros has the same bits by any algorithm. Weights may begin as zeros, as do other ranks'
             // numbers until they are sent.
             const std::string call = "timing the product " + name_of(key);
-            const bool zero_a = make_up_zeros(operands.a, key.m * key.k, key.a, call);
-            const bool zero_b = make_up_zeros(operands.b, key.n * key.k, key.b, call);
+            const bool zero_a = make_up_zeros(operands.a, extent_of_a(key), key.a, call);
+            const bool zero_b = make_up_zeros(operands.b, extent_of_b(key), key.b, call);
             made->algorithms = {fastest(*made, operands)};
-            if (zero_a) clear(operands.a, key.m * key.k, key.a);
-            if (zero_b) clear(operands.b, key.n * key.k, key.b);
+            if (zero_a) clear(operands.a, extent_of_a(key), key.a);
+            if (zero_b) clear(operands.b, extent_of_b(key), key.b);
         }
     }
     plan = std::move(made);
@@ -418,12 +448,16 @@ std::optional<float> LtProducts::measure(const Plan& plan, const cublasLtMatmulA
 // Waits for the product. Its workspace is free again then, and has the sum.
 std::uint64_t LtProducts::checksum_of(const void* data, std::size_t bytes, const std::string& call,
                                       unsigned ignored) const {
+    // Of whole 16 bytes: columns of wider rows may begin and end within. What lies beside them does not change.
+    const auto address = reinterpret_cast<std::uintptr_t>(data);
+    const std::size_t before = address % 16, whole = (before + bytes + 15) / 16 * 16;
+    const auto* const begin = static_cast<const std::byte*>(data) - before;
     const cudaStream_t stream = streams_.selected();
     auto* const sum = static_cast<unsigned long long*>(workspace_);
     unsigned long long value = 0;
     if (sync_) check_cuda(streams_.wait_until_empty(), call);
     check_cuda(cudaMemsetAsync(sum, 0, sizeof value, stream), call);
-    add_checksum({.chip = chip_, .stream = stream}, sum, data, static_cast<std::int64_t>(bytes), ignored);
+    add_checksum({.chip = chip_, .stream = stream}, sum, begin, static_cast<std::int64_t>(whole), ignored);
     check_cuda(cudaMemcpyAsync(&value, sum, sizeof value, cudaMemcpyDeviceToHost, stream), call);
     check_cuda(cudaStreamSynchronize(stream), call);
     return value;

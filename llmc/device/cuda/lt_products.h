@@ -29,12 +29,16 @@ struct LtBytes {
     Fp8 format;
     const Tensor& scale;
 };
-// A matrix X (rows, columns) in row-major order, or one in 8 bits. If `transposed`, the operand is its transpose.
+// A matrix X (rows, columns) in row-major order, or one in 8 bits. If `transposed`, the operand is its transpose. It
+// may be columns, from `first` on, of rows of `row` elements.
 struct LtMatrix {
     const Tensor& data;
     std::int64_t rows, columns;
     bool transposed = false;
     std::optional<LtBytes> bytes{};
+    std::int64_t first = 0, row = columns;
+
+    std::byte* begin() const { return data.data + first * static_cast<std::int64_t>(size_of(data.dtype)); }
 };
 
 class LtProducts {
@@ -51,11 +55,12 @@ class LtProducts {
 
     void set_workspace(void* workspace) { workspace_ = workspace; }
 
-    // d = a b + bias, or d += a b, with d (rows, columns) in row-major order; sums are in fp32. a, b and
+    // d = a b + bias, or d += scale a b, with d (rows, columns) in row-major order; sums are in fp32. a, b and
     // bias (columns) [optional] have one dtype; d has that dtype or fp32. Each row in memory is a multiple of
     // 16 bytes. If a and b are in 8 bits, b alone is transposed, bias is bf16 and d bf16 or fp32; needs sm_89.
     void overwrite(const Tensor& d, const LtMatrix& a, const LtMatrix& b, const Tensor& bias);
     void accumulate(const Tensor& d, const LtMatrix& a, const LtMatrix& b);
+    void accumulate(const LtMatrix& d, const LtMatrix& a, const LtMatrix& b, float scale);
 
     // See Device::choices, adopt_choices and set_autotuning.
     std::string choices() const;
@@ -71,22 +76,27 @@ class LtProducts {
         bool transpose_a, transpose_b;
         cudaDataType_t a, b, d;
         bool bias, accumulate;
-        std::array<int, 4> alignment;  // alignments of A, B, D and the bias, in bytes
+        std::array<int, 4> alignment;         // alignments of A, B, D and the bias, in bytes
+        std::array<std::int64_t, 3> leading;  // elements from a column of A, B and D to the next
         auto operator<=>(const Key&) const = default;
     };
     struct Operands {
         const void *a, *b, *bias;
         void* d;
         const void *scale_a, *scale_b;  // for factors in 8 bits
+        float scale;
     };
     class Plan;
 
-    static Key key_of(const Tensor& d, const LtMatrix& a, const LtMatrix& b, const Tensor& bias,
+    static Key key_of(const LtMatrix& d, const LtMatrix& a, const LtMatrix& b, const Tensor& bias,
                       bool accumulate);
-    static Operands operands_of(const Tensor& d, const LtMatrix& a, const LtMatrix& b, const Tensor& bias);
     static std::string name_of(const Key& key);
+    // The elements from the first to the last of A, B or D, others between its columns included.
+    static std::int64_t extent_of_a(const Key& key);
+    static std::int64_t extent_of_b(const Key& key);
     static std::size_t bytes_of_result(const Key& key);
-    void multiply(const Key& key, const Operands& operands);
+    void multiply(const LtMatrix& d, const LtMatrix& a, const LtMatrix& b, const Tensor& bias,
+                  bool accumulate, float scale);
     Plan& plan_for(const Key& key, const Operands& operands);
     cublasLtMatmulAlgo_t fastest(const Plan& plan, const Operands& operands);
     // The median of the milliseconds that an algorithm takes; empty if it fails, or gives other bits each time.

@@ -7,6 +7,7 @@
 #include "llmc/device/cuda/cuda_tensors.h"
 #include "llmc/device/cuda/fp8.cuh"
 #include "llmc/device/cuda/gelu.cuh"
+#include "llmc/device/cuda/nf4.cuh"
 #include "llmc/device/cuda/relu_squared.cuh"
 #include "llmc/device/cuda/soft_cap.cuh"
 #include "llmc/device/cuda/swiglu.cuh"
@@ -34,6 +35,21 @@ void CudaOps::compute(const MatmulBackward& op, const MatmulSizes& s) {
     products_.overwrite(op.din, {op.dout, s.rows, s.out_channels}, {op.weight, s.out_channels, s.in_channels},
                         {});
     if (op.pre_gelu) run(GeluBackward{op.din, op.din, op.pre_gelu});
+}
+
+void CudaOps::compute(const MatmulAdd& op, const MatmulSizes&) {
+    const auto matrix = [](const Heads& of, bool is_transposed) {
+        return LtMatrix{of.rows,      number_of_rows(of), of.count * of.size, is_transposed,
+                        std::nullopt, of.first,           row_elements(of)};
+    };
+    products_.accumulate(matrix(op.out, false), matrix(op.a, op.a_transposed), matrix(op.b, op.b_transposed),
+                         op.scale);
+}
+
+void CudaOps::compute(const DequantiseNf4& op, std::int64_t n) {
+    with_kernel_type(op.out.dtype, [&]<class X>() {
+        dequantise_nf4(on(), elements<X>(op.out), reinterpret_cast<const std::uint32_t*>(op.in.data), n);
+    });
 }
 
 void CudaOps::compute(const Amax& op, std::int64_t n) {

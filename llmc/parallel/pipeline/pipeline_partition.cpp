@@ -27,13 +27,13 @@ PartCosts part_costs(const Model& model, const Recompute& recompute) {
     double behind = 0;  // the cost of non-layer parts since the last layer
     for (const Model::Run& run : model.runs) {
         for (const Part& part : run.parts) {
-            const double forward = forward_cost(part);
+            const double forward = forward_cost(part), both = forward + backward_cost(part);
             if (!run.is_layer) {
-                (layers == 0 ? costs.embedding : behind) += 3 * forward * static_cast<double>(run.count);
+                (layers == 0 ? costs.embedding : behind) += both * static_cast<double>(run.count);
                 continue;
             }
-            differ = differ || (layers > 0 && costs.block != 3 * forward) || behind > 0;
-            costs.block = 3 * forward;
+            differ = differ || (layers > 0 && costs.block != both) || behind > 0;
+            costs.block = both;
             costs.recompute = is_costly ? forward : 0;
             layers += run.count;
         }
@@ -47,16 +47,16 @@ PartCosts part_costs(const Model& model, const Recompute& recompute) {
     for (const Model::Run& run : model.runs) {
         for (std::int64_t i = 0; i < run.count; ++i) {
             for (const Part& part : run.parts) {
-                const double forward = forward_cost(part);
+                const double forward = forward_cost(part), both = forward + backward_cost(part);
                 const bool is_between = std::ssize(costs.before) > 1;
                 if (!run.is_layer) {
-                    behind += is_between ? 3 * forward : 0;
+                    behind += is_between ? both : 0;
                     continue;
                 }
                 // A part that is no layer counts with the layer before it.
                 costs.before.back() += std::exchange(behind, 0);
                 const bool recomputes = recompute.of(std::ssize(costs.before) - 1) == RecomputeKind::block;
-                costs.before.push_back(costs.before.back() + (recomputes ? 4 : 3) * forward);
+                costs.before.push_back(costs.before.back() + both + (recomputes ? forward : 0));
             }
         }
     }

@@ -79,11 +79,13 @@ std::vector<StagePart> parts_of_stages(const std::shared_ptr<const Outline>& out
             const bool is_split = splits && splits_backward(*outline, part, recompute);
             for (const int unit : outline->part(part).units) rounds.insert({unit, is_split});
         }
-        for (const auto& [unit, _] : rounds) ++stage.units[unit].rounds;
+        for (const auto& [unit, _] : rounds)
+            stage.units[unit].rounds += outline->unit(unit).spec.is_frozen() ? 0 : 1;
     }
     std::vector<int> having(outline->units.size());  // the stages of each unit
     for (StagePart& part : parts) {
-        for (auto& [unit, own] : part.units) own.counts = having[static_cast<std::size_t>(unit)]++ == 0;
+        for (auto& [unit, own] : part.units)
+            own.counts = own.rounds > 0 && having[static_cast<std::size_t>(unit)]++ == 0;
     }
     for (StagePart& part : parts) {
         for (auto& [unit, own] : part.units) {

@@ -29,11 +29,11 @@ struct Chunk {
 // A unit as seen from one stage.
 struct StageUnit {
     bool counts = false;  // Whether this stage adds its gradients to the norm. Exactly one stage does.
-    int stages = 0;       // How many stages have it.
+    int stages = 0;       // How many stages have it and train it.
     // How many passes of one micro-batch compute its gradients here: one per chunk, and two if a chunk splits
     // the backward passes of only some of the unit's parts.
-    int rounds = 0;
-    int turn = 0;  // Its position among the units of its class here.
+    int rounds = 0;  // 0: it is frozen
+    int turn = 0;    // Its position among the units of its class here.
 };
 
 struct StagePart {
@@ -52,6 +52,7 @@ struct StagePart {
         return found == units.end() ? absent : found->second;
     }
     bool has_unit(int number) const { return units.contains(number); }
+    bool trains(int number) const { return unit(number).rounds > 0; }
     bool counts_unit(int number) const { return unit(number).counts; }
     // Whether several stages compute its gradients.
     bool is_tied(int number) const { return unit(number).stages > 1; }

@@ -229,6 +229,7 @@ class StepBuilder {
     void backward(ActionKind kind, int number) {
         const Chunk& chunk = chunk_at(chunk_);
         const Outline::OutlinedPart& part = outline_.part(number);
+        if (!has_backward(outline_.kind_of(part).part)) return;
         std::vector<BufferUse> reads, writes;
         if (part.makes_losses() && !part_.takes_tokens()) load();
         if (part.makes_losses() || part.takes_tokens()) reads.push_back({tokens});
@@ -250,7 +251,8 @@ class StepBuilder {
         } else {
             for (const auto& [unit, round] : rounds_.begun_by({pass_, pass_kind_, chunk_}, number))
                 units_.begin(unit, round);
-            for (const int unit : part.units) writes.push_back(units_.sums(unit));
+            for (const int unit : part.units)
+                if (part_.trains(unit)) writes.push_back(units_.sums(unit));
         }
         if (part.makes_losses()) writes.push_back({loss});
         compute(kind, number, reads, writes);
@@ -422,7 +424,8 @@ Step build_training_step(const StepSpec& spec) {
 
 Step build_update_step(const StepSpec& spec) {
     std::vector<int> units;
-    for (const auto& [unit, _] : spec.part.units) units.push_back(unit);
+    for (const auto& [unit, own] : spec.part.units)
+        if (own.rounds > 0) units.push_back(unit);
     return ordered(updates(spec, units, true));
 }
 

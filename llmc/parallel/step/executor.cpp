@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "llmc/core/error.h"
+#include "llmc/device/nf4.h"
 
 namespace llmc {
 
@@ -61,9 +62,13 @@ Executor::ParameterPlaces Executor::places_of(int number) const {
     ParameterPlaces places;
     for (std::size_t i = 0; i < parameters.size(); ++i) {
         const UnitBuffers& buffers = store_.buffers(part.parameter_units[i]);
-        const auto first = static_cast<std::size_t>(
-            store_.layout(part.parameter_units[i]).entry(parameters[i].spec.name).offset);
-        const auto place = [&](const Tensor& flat) { return flat.data + first * size_of(flat.dtype); };
+        const std::int64_t first =
+            store_.layout(part.parameter_units[i]).entry(parameters[i].spec.name).offset;
+        const auto place = [&](const Tensor& flat) {
+            return flat.data + (parameters[i].spec.is_nf4
+                                    ? nf4_bytes(first)
+                                    : first * static_cast<std::int64_t>(size_of(flat.dtype)));
+        };
         places.parameters.push_back(place(buffers.parameters));
         places.gradients.push_back(place(buffers.gradient_sums));
     }

@@ -101,7 +101,9 @@ void Executor::norm() {
 
 // The sums of squares of a unit's norm blocks. They follow one another in the order of the units.
 Tensor Executor::squares_of(int unit) const {
-    const auto blocks = [&](int u) { return store_.elements(u) / norm_block_elements; };
+    const auto blocks = [&](int u) {
+        return store_.is_frozen(u) ? 0 : store_.elements(u) / norm_block_elements;
+    };
     std::int64_t first_block = 0;
     for (int before = 0; before < unit; ++before) first_block += blocks(before);
     return activations_.norm_partials.flat(first_block, blocks(unit));

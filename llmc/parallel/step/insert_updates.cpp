@@ -33,7 +33,7 @@ std::vector<int> units_by_first_use(const Step& step) {
     for (const Action& action : step.actions) {
         if (comes_before_update(action, step.sharding)) continue;
         for_each_unit_of(action, [&](int unit) {
-            if (seen.insert(unit).second) units.push_back(unit);
+            if (step.part.trains(unit) && seen.insert(unit).second) units.push_back(unit);
         });
     }
     return units;
@@ -78,6 +78,7 @@ void insert_updates(Step& step, Step updates) {
         if (action.kind == fetch) fetched.insert(action.unit);
         if (!comes_before_update(action, sharding)) {
             for_each_unit_of(action, [&](int unit) {
+                if (!ends.contains(unit)) return;
                 update(unit);
                 const auto found = following.find(unit);
                 if (found != following.end() && may_be_ahead(found->second)) update(found->second);

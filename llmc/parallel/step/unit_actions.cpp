@@ -379,6 +379,7 @@ GradientRounds::GradientRounds(const StepSpec& spec, std::span<const Pass> passe
         for (int part = chunk.end_part - 1; part >= chunk.first_part; --part) {
             if (!makes_gradients(key.first, splits_backward(*outline_, part, spec.recompute))) continue;
             for (const int unit : outline_->part(part).units) {
+                if (!spec.part.trains(unit)) continue;
                 FirstLast& ends =
                     first_last_.try_emplace(unit, FirstLast{span.first, span.second}).first->second;
                 ends.first = std::min(ends.first, span.first);
@@ -397,7 +398,9 @@ GradientRounds::Units GradientRounds::units_at(const PassPlace& pass, int part,
     if (parts == &FirstLast::last_part) std::ranges::reverse(units);
     Units found;
     for (const int unit : units) {
-        const FirstLast& ends = first_last_.at(unit);
+        const auto trained = first_last_.find(unit);
+        if (trained == first_last_.end()) continue;
+        const FirstLast& ends = trained->second;
         if ((ends.*parts).at({pass.kind, pass.chunk}) == part)
             found.push_back({unit, {ends.first == pass.number, ends.last == pass.number}});
     }

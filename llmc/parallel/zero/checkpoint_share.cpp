@@ -30,7 +30,7 @@ std::vector<UnitCopyIds> lay_out_copy(MemoryLayout& layout, const StoreLayout& s
     std::vector<UnitCopyIds> copies(store.units.size());
     for (std::size_t number = 0; number < store.units.size(); ++number) {
         const auto unit = static_cast<int>(number);
-        if (!store.part.has_unit(unit)) continue;
+        if (!store.part.trains(unit)) continue;
         const std::int64_t all = store.units[number].padded_elements(sharding.ranks()),
                            updated = sharding.keeps_optimizer_whole() ? all : all / sharding.shards,
                            share = writers_of(mesh, parts, unit).largest_share(updated);

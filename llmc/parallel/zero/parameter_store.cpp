@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "llmc/device/nf4.h"
 #include "llmc/device/stochastic_rounding.h"
 
 namespace llmc {
@@ -65,10 +66,10 @@ ParameterStore::ParameterStore(Device& device, const Arenas& arenas, const Store
         unit.updated_parameters = whole ? unit.parameters : unit.parameter_shard;
         unit.updated_gradients = whole ? unit.gradients : unit.gradient_shard;
         if (ids.master) unit.master = arenas[*ids.master];
-        if (!has_master()) unit.master = unit.updated_parameters;
+        if (!has_master(number)) unit.master = unit.updated_parameters;
         if (ids.host_parameters) unit.host_parameters = arenas[*ids.host_parameters];
         if (ids.host_gradients) unit.host_gradients = arenas[*ids.host_gradients];
-        groups_.back() = make_groups(number, weight_decay, numbers);
+        if (!is_frozen(number)) groups_.back() = make_groups(number, weight_decay, numbers);
     }
 }
 
@@ -151,12 +152,12 @@ UnitBuffers ParameterStore::operands(int unit) const {
     const bool is_share = of.host_parameters.elements() == updated(unit).size();
     of.updated_parameters = is_share ? of.host_parameters : own_shard(of.host_parameters);
     of.updated_gradients = of.host_gradients;
-    if (!has_master()) of.master = of.updated_parameters;
+    if (!has_master(unit)) of.master = of.updated_parameters;
     return of;
 }
 
-Device& ParameterStore::device_of(Kept kept) const {
-    return is_state(kept) || kept == Kept::gradients ? updating_device() : device_;
+Device& ParameterStore::device_of(int unit, Kept kept) const {
+    return is_state(unit, kept) || kept == Kept::gradients ? updating_device() : device_;
 }
 
 Tensor ParameterStore::held(const UnitBuffers& of, Kept kept) {
@@ -225,7 +226,7 @@ UnitBuffers ParameterStore::in_buffer(int unit, int piece, int buffer) const {
     made.updated_parameters = whole.updated_parameters.flat(of.begin, of.elements());
     if (whole.updated_gradients.elements() > 0)
         made.updated_gradients = whole.updated_gradients.flat(of.begin, of.elements());
-    made.master = has_master() ? Tensor{memory, DType::fp32, {of.elements()}} : made.updated_parameters;
+    made.master = has_master(unit) ? Tensor{memory, DType::fp32, {of.elements()}} : made.updated_parameters;
     for (std::size_t i = 0; i < optimizer().state.size(); ++i)
         made.state[i].values = {memory + bytes.state(i), dtypes_.moments, {of.elements()}};
     return made;
@@ -315,8 +316,9 @@ std::int64_t ParameterStore::window(int unit) const {
 }
 
 DType ParameterStore::dtype_in_files(int unit, Kept kept) const {
-    const DType dtype = is_on_disk(kept) && is_of_optimizer(kept) ? dtypes_.moments : held(unit, kept).dtype;
-    return (is_on_disk(kept) && kept == Kept::master) || dtype == DType::uint8 ? DType::fp32 : dtype;
+    const DType dtype =
+        is_on_disk(unit, kept) && is_of_optimizer(kept) ? dtypes_.moments : held(unit, kept).dtype;
+    return (is_on_disk(unit, kept) && kept == Kept::master) || dtype == DType::uint8 ? DType::fp32 : dtype;
 }
 
 namespace {
@@ -334,15 +336,50 @@ void ParameterStore::set_weights(int unit, const ElementRange& window, std::span
     require_finished();
     const UnitBuffers& own = buffers(unit);
     check(std::ssize(values) == window.size(), "as many weights as the window has");
-    if (is_state_on_disk() && has_master()) {
+    if (is_nf4(unit)) return set_nf4(unit, window, values);
+    if (is_state_on_disk() && has_master(unit)) {
         for_each_piece(unit, Kept::master, window, true, [&](const ElementRange& part, const Tensor& master) {
             upload_rounded(updating_device(), master, values_of(values, window, part));
         });
-    } else if (has_master()) {
+    } else if (has_master(unit)) {
         upload_rounded(updating_device(), own.master.flat(window.begin, window.size()), values);
     }
     upload_rounded(device_, own.updated_parameters.flat(window.begin, window.size()), values);
     store_parameters(unit);
+}
+
+// Windows are whole blocks, since shards are.
+void ParameterStore::set_nf4(int unit, const ElementRange& window, std::span<const float> values) const {
+    std::vector<std::byte> blocks(static_cast<std::size_t>(nf4_bytes(window.size())));
+#pragma omp parallel for
+    for (std::int64_t block = 0; block < window.size() / nf4_block; ++block)
+        to_nf4(&blocks[static_cast<std::size_t>(block * nf4_block_bytes)],
+               std::span<const float, nf4_block>(&values[static_cast<std::size_t>(block * nf4_block)],
+                                                 nf4_block));
+    device_.upload(buffers(unit).updated_parameters.flat(nf4_bytes(window.begin), std::ssize(blocks)),
+                   blocks.data());
+    store_parameters(unit);
+}
+
+// As training reads them: rounded to the compute dtype.
+void ParameterStore::read_nf4(int unit, const ElementRange& run, std::span<float> values) const {
+    require_finished();
+    fetch_parameters(unit);
+    check(run.begin % nf4_block == 0 && run.size() % nf4_block == 0,
+          "weights in 4 bits are read in whole blocks");
+    std::vector<std::byte> blocks(static_cast<std::size_t>(nf4_bytes(run.size())));
+    device_.download(blocks.data(),
+                     buffers(unit).updated_parameters.flat(nf4_bytes(run.begin), std::ssize(blocks)));
+    with_dtype(dtype(), [&](auto element) {
+        using X = decltype(element);
+#pragma omp parallel for
+        for (std::int64_t block = 0; block < run.size() / nf4_block; ++block) {
+            const std::span<float, nf4_block> of(&values[static_cast<std::size_t>(block * nf4_block)],
+                                                 nf4_block);
+            from_nf4(of, &blocks[static_cast<std::size_t>(block * nf4_block_bytes)]);
+            for (float& x : of) x = to_float(from_float<X>(x));
+        }
+    });
 }
 
 template <class F>
@@ -359,17 +396,18 @@ void ParameterStore::for_each_run_of_state(int unit, Kept kept, const ElementRan
 template <class F>
 void ParameterStore::for_each_part(int unit, Kept kept, const ElementRange& run, const F& f) const {
     require_finished();
-    if (is_on_disk(kept)) return for_each_piece(unit, kept, run, false, f);
-    if (is_of_parameters(kept)) fetch_parameters(unit);
+    if (is_on_disk(unit, kept)) return for_each_piece(unit, kept, run, false, f);
+    if (is_of_parameters(unit, kept)) fetch_parameters(unit);
     if (is_of_optimizer(kept)) return for_each_run_of_state(unit, kept, run, f);
     f(run, held(unit, kept).flat(run.begin, run.size()));
 }
 
 void ParameterStore::read(int unit, Kept kept, const ElementRange& run, std::span<float> values) const {
     if (is_in_8_bits(unit, kept)) return read_8_bits(unit, kept, run, values);
+    if (is_nf4(unit)) return read_nf4(unit, run, values);
     if (is_of_optimizer(kept)) std::ranges::fill(values, 0.0F);
     for_each_part(unit, kept, run, [&](const ElementRange& part, const Tensor& of) {
-        download_widened(device_of(kept), values_of(values, run, part), of);
+        download_widened(device_of(unit, kept), values_of(values, run, part), of);
     });
 }
 
@@ -382,7 +420,7 @@ void ParameterStore::read_stored(int unit, Kept kept, const ElementRange& run,
                            {reinterpret_cast<float*>(bytes.data()), static_cast<std::size_t>(run.size())});
     }
     for_each_part(unit, kept, run, [&](const ElementRange& part, const Tensor& of) {
-        device_of(kept).download(&bytes[static_cast<std::size_t>(part.begin - run.begin) * size], of);
+        device_of(unit, kept).download(&bytes[static_cast<std::size_t>(part.begin - run.begin) * size], of);
     });
 }
 
@@ -412,16 +450,17 @@ void ParameterStore::read_8_bits(int unit, Kept kept, const ElementRange& run,
 void ParameterStore::for_each_held(int unit, Kept kept, const ElementRange& part,
                                    const std::function<void(Device&, const Tensor&)>& f) const {
     require_finished();
-    const auto give = [&](const Tensor& tensor) { f(device_of(kept), tensor); };
-    if (is_on_disk(kept))
+    const auto give = [&](const Tensor& tensor) { f(device_of(unit, kept), tensor); };
+    if (is_on_disk(unit, kept))
         return for_each_piece(unit, kept, part, false,
                               [&](const ElementRange&, const Tensor& of) { give(of); });
-    if (is_of_parameters(kept)) fetch_parameters(unit);
+    if (is_of_parameters(unit, kept)) fetch_parameters(unit);
     if (is_of_optimizer(kept) && !is_in_8_bits(unit, kept)) {
         return for_each_run_of_state(unit, kept, part,
                                      [&](const ElementRange&, const Tensor& of) { give(of); });
     }
-    const Tensor elements = held(unit, kept).flat(part.begin, part.size());
+    const auto place = [&](std::int64_t number) { return is_nf4(unit) ? nf4_bytes(number) : number; };
+    const Tensor elements = held(unit, kept).flat(place(part.begin), place(part.end) - place(part.begin));
     if (!is_in_8_bits(unit, kept)) return give(elements);
     const UpdateState& of = state(unit, kept);
     for (const UpdateSegment& segment : groups(unit).front().segments) {
@@ -437,7 +476,7 @@ void ParameterStore::for_each_held(int unit, Kept kept, const ElementRange& part
 void ParameterStore::set_state(int unit, Kept kept, const ElementRange& window,
                                std::span<const float> values) const {
     require_finished();
-    if (is_on_disk(kept)) {
+    if (is_on_disk(unit, kept)) {
         return for_each_piece(unit, kept, window, true, [&](const ElementRange& part, const Tensor& of) {
             upload_rounded(updating_device(), of, values_of(values, window, part));
         });
@@ -482,8 +521,8 @@ void ParameterStore::round_stochastically(std::uint64_t seed, std::int64_t step)
         device_.upload(parameters, rounded.data());
     };
     for (int unit = 0; unit < units(); ++unit) {
-        if (!has(unit)) continue;
-        if (is_on_disk(Kept::master)) {
+        if (!has(unit) || is_frozen(unit)) continue;
+        if (is_on_disk(unit, Kept::master)) {
             const ElementRange all{0, updated(unit).size()};
             for_each_piece(unit, Kept::master, all, false,
                            [&](const ElementRange& part, const Tensor& master) {
@@ -497,10 +536,10 @@ void ParameterStore::round_stochastically(std::uint64_t seed, std::int64_t step)
     }
 }
 
-void ParameterStore::initialize(std::uint64_t seed) {
+void ParameterStore::initialize(std::uint64_t seed, bool trained_only) {
     std::vector<float> values;
     for (int unit = 0; unit < units(); ++unit) {
-        if (!has(unit)) continue;
+        if (!has(unit) || (trained_only && is_frozen(unit))) continue;
         const ElementRange own = updated(unit);
         values.resize(static_cast<std::size_t>(own.size()));
         initialize_unit(values, own.begin, layout(unit), seed);

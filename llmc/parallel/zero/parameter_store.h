@@ -59,8 +59,10 @@ class ParameterStore {
     const StoreDtypes& dtypes() const { return dtypes_; }
     DType dtype_of_moments() const { return dtypes_.moments; }
     const Optimizer& optimizer() const { return dtypes_.chosen(); }
-    // Whether master weights are kept beside the parameters.
-    bool has_master() const { return dtypes_.keeps_master(); }
+    bool is_frozen(int unit) const { return part_.outline->unit(unit).spec.is_frozen(); }
+    bool is_nf4(int unit) const { return part_.outline->unit(unit).spec.is_nf4(); }
+    // Whether master weights are kept beside a unit's parameters.
+    bool has_master(int unit) const { return dtypes_.keeps_master() && !is_frozen(unit); }
     bool is_state_on_disk() const { return sharding_.offload.state == Tier::disk; }
     const Sharding& sharding() const { return sharding_; }
     const StagePart& part() const { return part_; }
@@ -90,7 +92,8 @@ class ParameterStore {
     }
     // Whether a tensor has this: state exists only where the tensor's optimizer has it.
     bool has(int unit, const ParamSpec& spec, Kept kept) const {
-        return !is_of_optimizer(kept) || number_of(kept) < optimizer_of(unit, spec).state.size();
+        return !is_of_optimizer(kept) ||
+               (!spec.is_frozen && number_of(kept) < optimizer_of(unit, spec).state.size());
     }
 
     // ---- state on disk. A piece's number counts those of the unit.
@@ -152,7 +155,7 @@ class ParameterStore {
     void read_stored(int unit, Kept kept, const ElementRange& run, std::span<std::byte> bytes) const;
     // Whether a read brings the unit's offloaded parameters to the device, all of them.
     bool reads_offloaded_parameters(int unit, Kept kept) const {
-        return are_offloaded(unit) && is_of_parameters(kept);
+        return are_offloaded(unit) && is_of_parameters(unit, kept);
     }
 
     // Calls f for the tensors that hold a part of these elements, which are those of one tensor, and the device in
@@ -163,7 +166,7 @@ class ParameterStore {
     // Rounds this rank's master weights into its parameters as the update's stochastic rounding did after `step`.
     void round_stochastically(std::uint64_t seed, std::int64_t step);
     // Sets this rank's initial weights. They are the same on every mesh.
-    void initialize(std::uint64_t seed);
+    void initialize(std::uint64_t seed, bool trained_only = false);
 
   private:
     std::vector<UpdateGroup> make_groups(int unit, double weight_decay,
@@ -174,6 +177,8 @@ class ParameterStore {
     void for_each_run_of_state(int unit, Kept kept, const ElementRange& run, const F& f) const;
     template <class F>
     void for_each_part(int unit, Kept kept, const ElementRange& run, const F& f) const;
+    void set_nf4(int unit, const ElementRange& window, std::span<const float> values) const;
+    void read_nf4(int unit, const ElementRange& run, std::span<float> values) const;
     void read_8_bits(int unit, Kept kept, const ElementRange& run, std::span<float> values) const;
     static ElementRange all(std::span<const float> values) { return {0, std::ssize(values)}; }
     static bool is_of_optimizer(Kept kept) { return kept == Kept::state1 || kept == Kept::state2; }
@@ -182,17 +187,19 @@ class ParameterStore {
     const EightBitTable& table(Kept kept) const {
         return table_in_8_bits(optimizer().state[number_of(kept)].has_sign);
     }
-    bool is_on_disk(Kept kept) const { return is_state_on_disk() && is_state(kept); }
+    bool is_on_disk(int unit, Kept kept) const { return is_state_on_disk() && is_state(unit, kept); }
     bool is_in_8_bits(int unit, Kept kept) const {
         return is_of_optimizer(kept) && state(unit, kept).values.dtype == DType::uint8;
     }
 
     void require_finished() const;
-    bool is_state(Kept kept) const { return is_of_optimizer(kept) || (kept == Kept::master && has_master()); }
+    bool is_state(int unit, Kept kept) const {
+        return is_of_optimizer(kept) || (kept == Kept::master && has_master(unit));
+    }
     // The device whose memory has the optimizer state, or what passes through it, and what an update reads and writes.
     Device& updating_device() const { return sharding_.offload.updates_on_host() ? device_.host() : device_; }
     // The device that has them, and the buffer there.
-    Device& device_of(Kept kept) const;
+    Device& device_of(int unit, Kept kept) const;
     Tensor held(int unit, Kept kept) const;
     static Tensor held(const UnitBuffers& of, Kept kept);
     // A unit's parameters that are offloaded: what transfers to the disk use, and their buffer on the device.
@@ -200,9 +207,9 @@ class ParameterStore {
     Tensor on_device(int unit) const;
     bool are_offloaded(int unit) const { return are_parameters_offloaded(sharding_, unit, part_); }
     void store_parameters(int unit) const;
-    bool is_of_parameters(Kept kept) const {
+    bool is_of_parameters(int unit, Kept kept) const {
         return kept == Kept::whole_parameters || kept == Kept::parameters ||
-               (kept == Kept::master && !has_master());
+               (kept == Kept::master && !has_master(unit));
     }
     // Reads or writes some elements of a piece outside a step.
     void transfer_part(int unit, int piece, Kept kept, const ElementRange& part, bool writes) const;

@@ -146,7 +146,8 @@ StoreLayout lay_out_store(MemoryLayout& layout, const StoreDtypes& dtypes, const
         const std::int64_t elements = unit.padded_elements(sharding.ranks());
         const Shape whole{elements}, shard{elements / sharding.shards};
         const Shape& updated = sharding.keeps_optimizer_whole() ? whole : shard;
-        const auto if_training = [&](const Shape& shape) { return trains ? shape : Shape{0}; };
+        const bool is_trained = trains && !outlined.spec.is_frozen();
+        const auto if_training = [&](const Shape& shape) { return is_trained ? shape : Shape{0}; };
 
         // Blocks that share a buffer use that of the first such block.
         const auto at = [&](int place, BufferId UnitBufferIds::*buffer, auto&& make) {
@@ -157,29 +158,34 @@ StoreLayout lay_out_store(MemoryLayout& layout, const StoreDtypes& dtypes, const
         const bool is_on_disk = is_offloaded && offload.parameters == Tier::disk;
         const std::size_t of_disk = is_on_disk ? ScratchFile::alignment : buffer_alignment,
                           alignment = offload.has_own_memory ? buffer_alignment : of_disk;
-        ids.parameters = at(place_of_parameters(sharding, number, part), &UnitBufferIds::parameters, [&] {
-            return layout.add(ArenaKind::parameters, unit.name(), dtype, whole, alignment);
-        });
+        const auto add_parameters = [&](const std::string& name, const Shape& of, std::size_t aligned,
+                                        Tier tier = Tier::device) {
+            const StoredParameters stored = stored_parameters(outlined.spec, of.elements(), dtype);
+            return layout.add(ArenaKind::parameters, name, stored.dtype, {stored.elements}, aligned, tier);
+        };
+        ids.parameters = at(place_of_parameters(sharding, number, part), &UnitBufferIds::parameters,
+                            [&] { return add_parameters(unit.name(), whole, alignment); });
         if (!sharding.keeps_parameters_whole()) {
             const int place = place_of_parameter_shard(sharding, number, part);
-            ids.parameter_shard =
-                place == number
-                    ? layout.add(ArenaKind::parameters, unit.name() + ".shard", dtype, shard, alignment)
-                    : store.buffers[static_cast<std::size_t>(place)].parameter_shard;
+            ids.parameter_shard = place == number
+                                      ? add_parameters(unit.name() + ".shard", shard, alignment)
+                                      : store.buffers[static_cast<std::size_t>(place)].parameter_shard;
         }
         const Shape& kept = sharding.keeps_parameters_whole() ? whole : shard;
         if (is_on_disk) {
             store.parameter_places.back() = store.file_bytes;
-            store.file_bytes += whole_blocks(static_cast<std::uint64_t>(kept.elements()) * size_of(dtype));
+            store.file_bytes +=
+                whole_blocks(stored_parameters(outlined.spec, kept.elements(), dtype).bytes());
         }
-        if (offload.updates_on_host() || (is_offloaded && offload.has_own_memory)) {
+        const bool is_updated_on_host = offload.updates_on_host() && !outlined.spec.is_frozen();
+        if (is_updated_on_host || (is_offloaded && offload.has_own_memory)) {
             const int place = place_of_host_parameters(sharding, number, part);
-            ids.host_parameters = place == number
-                                      ? layout.add(ArenaKind::parameters, unit.name(), dtype,
-                                                   is_offloaded ? kept : updated, of_disk, Tier::host)
-                                      : store.buffers[static_cast<std::size_t>(place)].host_parameters;
+            ids.host_parameters =
+                place == number
+                    ? add_parameters(unit.name(), is_offloaded ? kept : updated, of_disk, Tier::host)
+                    : store.buffers[static_cast<std::size_t>(place)].host_parameters;
         }
-        if (offload.updates_on_host())
+        if (is_updated_on_host)
             ids.host_gradients = layout.add(ArenaKind::gradients, unit.name(), dtypes.gradients,
                                             if_training(updated), buffer_alignment, Tier::host);
         ids.gradients =
@@ -200,6 +206,11 @@ StoreLayout lay_out_store(MemoryLayout& layout, const StoreDtypes& dtypes, const
                       return layout.add(ArenaKind::gradients, unit.name() + ".sums", DType::fp32,
                                         if_training(whole));
                   });
+        if (outlined.spec.is_frozen()) {
+            store.buffers.push_back(ids);
+            store.pieces.emplace_back();
+            continue;
+        }
         if (offload.state == Tier::disk) {
             add_pieces(store, updated[0]);
             store.buffers.push_back(ids);

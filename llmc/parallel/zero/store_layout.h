@@ -19,8 +19,8 @@
 
 namespace llmc {
 
-// The flat buffers of a unit: whole, of padded_elements(ranks) elements, or a rank's shard of that. X is the
-// compute dtype.
+// The flat buffers of a unit: whole, of padded_elements(ranks) elements, or a rank's shard of that. X is the compute
+// dtype. A frozen unit has parameters alone, which may be bytes (stored_parameters).
 struct UnitBufferIds {
     BufferId parameters;                      // X, whole
     std::optional<BufferId> parameter_shard;  // X; none: the rank's part of `parameters`
