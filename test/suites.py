@@ -134,6 +134,7 @@ CHECKED_BY = {
     "llmc/device/cuda/*": "ops cuda-runtime-plain simulated_gpu",
     "llmc/device/op*": "unit ops bench planner",
     "llmc/device/*": "unit",
+    "llmc/train/adapter_options.*": "adapters",
     "llmc/train/stop.*": "unit signals",
     "llmc/train/chat.*": "chat",
     "llmc/train/background_save.*": "background_save",

@@ -13,6 +13,7 @@
 #include "llmc/io/checkpoint.h"
 #include "llmc/io/export_folder.h"
 #include "llmc/io/files.h"
+#include "llmc/train/adapter_options.h"
 #include "llmc/train/command_line.h"
 #include "llmc/train/folder_options.h"
 #include "llmc/train/outputs.h"

@@ -208,12 +208,6 @@ std::string exported_config(const Options& options) {
     return config.dump(2) + "\n";
 }
 
-std::string exported_adapter_config(const Options& options) {
-    AdapterConfig config = options.adapters();
-    config.base = options.weights.empty() ? "" : std::filesystem::absolute(options.weights).string();
-    return adapter_config_text(config);
-}
-
 std::string exported_dtype(const Options& options) {
     if (!options.export_dtype.empty()) return options.export_dtype;
     return dtype_in(config_of(options)).value_or("fp32");

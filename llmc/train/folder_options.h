@@ -43,7 +43,5 @@ std::optional<std::int32_t> begin_token(const Options& options);
 // folder from which the model came. UserError if Hugging Face's library does not have the model.
 std::string exported_config(const Options& options);
 std::string exported_dtype(const Options& options);
-// The text of an exported adapter's configuration.
-std::string exported_adapter_config(const Options& options);
 
 }  // namespace llmc

@@ -21,6 +21,7 @@
 #include "llmc/core/text.h"
 #include "llmc/core/version.h"
 #include "llmc/data/prompt.h"
+#include "llmc/train/adapter_options.h"
 #include "llmc/train/outputs.h"
 #include "llmc/train/prepared_run.h"
 #include "llmc/train/resume.h"

@@ -7,10 +7,8 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <filesystem>
 #include <limits>
 #include <numeric>
-#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -18,8 +16,8 @@
 
 #include "llmc/core/error.h"
 #include "llmc/core/tensor.h"
-#include "llmc/model/low_rank.h"
 #include "llmc/parallel/mesh.h"
+#include "llmc/train/adapter_options.h"
 #include "llmc/train/folder_options.h"
 #include "llmc/train/generate.h"
 #include "llmc/train/loss_scale.h"
@@ -168,32 +166,9 @@ void resolve_optimizer(Options& o) {
         user_error("--optimizer {} keeps its state in memory; give --offload-optimizer cpu", o.optimizer);
 }
 
-// The matrices of --lora-layers, in the order of `adaptable`.
-std::vector<std::string> matrices_of(const std::string& list) {
-    if (list == "all") return {adaptable.begin(), adaptable.end()};
-    std::set<std::string_view> chosen;
-    for (std::size_t begin = 0; begin <= list.size();) {
-        const std::size_t end = std::min(list.find(',', begin), list.size());
-        const std::string_view matrix = std::string_view(list).substr(begin, end - begin);
-        if (std::ranges::find(adaptable, matrix) == adaptable.end())
-            user_error("--lora-layers: {} is no matrix of a layer; give some of {}, or all",
-                       in_quotes(std::string(matrix)), fmt::join(adaptable, ","));
-        chosen.insert(matrix);
-        begin = end + 1;
-    }
-    std::vector<std::string> matrices;
-    for (const std::string_view matrix : adaptable)
-        if (chosen.contains(matrix)) matrices.emplace_back(matrix);
-    return matrices;
-}
-
 // Takes missing values from the named model, and derives the other defaults from them.
 void resolve(Options& o) {
-    if (o.has_adapters()) {  // one spelling
-        const std::vector<std::string> matrices = matrices_of(o.lora_layers);
-        o.lora_layers =
-            matrices.size() == adaptable.size() ? "all" : fmt::format("{}", fmt::join(matrices, ","));
-    }
+    resolve_adapters(o);
     const ModelChoices defaults = choices_of(o.model);
     for (auto& [name, option] : o.model_options) {
         const auto found = defaults.values.find(name);
@@ -227,31 +202,6 @@ void resolve(Options& o) {
     constexpr std::int64_t default_warmup = 100;
     const std::int64_t warmup = o.steps > 0 ? std::min(default_warmup, o.steps / 10) : default_warmup;
     o.warmup_steps = o.warmup_steps.value_or(o.schedule_kind() == ScheduleKind::constant ? 0 : warmup);
-}
-
-void check_adapters(const Options& o) {
-    if (!o.has_adapters()) {
-        if (!o.merge.empty())
-            user_error("--merge is for adapters; give --lora-rank or --lora, or leave it out");
-        return;
-    }
-    require_range<std::int64_t>("lora-rank", *o.lora_rank, 1, most_adapter_rank);
-    require_range("lora-alpha", o.lora_alpha, 0.0, greatest_alpha);
-    if (!o.base_dtype.empty() && o.fp8 != "none")
-        user_error(
-            "--base-dtype nf4 and --fp8 {} both say how products read the base's matrices; leave one out",
-            o.fp8);
-    if (o.optimizer_used().others)
-        user_error(
-            "--optimizer {} updates whole matrices of the layers, which adapters leave as they are; leave it "
-            "out",
-            o.optimizer);
-    if (!o.export_file.empty() && o.merge.empty()) {
-        if (std::filesystem::path(o.export_file).extension() == ".safetensors")
-            user_error("--export: an adapter is a folder; give a name without .safetensors, or --merge");
-        if (!o.export_dtype.empty())
-            user_error("--export-dtype: adapters are exported in fp32; leave it out, or give --merge");
-    }
 }
 
 void check_ranges(const Options& o) {
@@ -357,35 +307,6 @@ void take_model_folder(Options& o, const Sources& sources) {
 
 }  // namespace
 
-namespace {
-
-// The adapter's settings come from its folder.
-void take_adapter(Options& o, const Sources& sources) {
-    for (const char* const name : {"lora-rank", "lora-alpha", "lora-rslora", "lora-layers"}) {
-        if (o.is_given(name)) user_error("--lora has its own --{}; leave one of them out", name);
-    }
-    const AdapterConfig& config = sources.adapter->config;
-    const bool was_nf4 = config.base_dtype == "nf4", is_nf4 = o.base_dtype == "nf4";
-    if (!config.base_dtype.empty() && was_nf4 != is_nf4) {
-        const std::string found =
-                              fmt::format("{} was trained beside a base in {}", o.lora, config.base_dtype),
-                          remedy = was_nf4 ? "give --base-dtype nf4" : "leave --base-dtype out";
-        if (o.steps == 0 && o.merge == "trained")
-            user_error("--merge: {}, which this run does not have; {}, or --merge original", found, remedy);
-        o.notes.push_back(fmt::format("{}; {} for the same", found, remedy));
-    }
-    o.lora_rank = config.rank;
-    o.lora_alpha = config.alpha;
-    o.lora_rslora = config.rslora;
-    o.lora_layers = fmt::format("{}", fmt::join(config.matrices, ","));
-    o.base_checksum = config.base_checksum;
-    o.dtype_of_base = config.base_dtype;
-    o.init = sources.base;
-    o.notes.insert(o.notes.end(), sources.adapter->notes.begin(), sources.adapter->notes.end());
-}
-
-}  // namespace
-
 void complete(Options& o, const Sources& sources) {
     o.out_dir = sources.out_dir;
     o.resume = sources.resume;
@@ -423,21 +344,7 @@ ModelChoices Options::choices_of_model() const {
 }
 
 Model Options::make_model() const {
-    Model made = llmc::make_model(family_of(model), choices_of_model());
-    if (!has_adapters()) return made;
-    const AdapterConfig config = adapters();
-    naming_option("--lora-rank", [&] {
-        made =
-            with_adapters(made, {.rank = config.rank, .scale = config.scale(), .matrices = config.matrices});
-    });
-    return base_dtype.empty() ? made : with_nf4(made, static_cast<int>(tensor_parallel));
-}
-
-AdapterConfig Options::adapters() const {
-    return {.rank = lora_rank.value(),
-            .alpha = lora_alpha,
-            .rslora = lora_rslora,
-            .matrices = matrices_of(lora_layers)};
+    return adapted(llmc::make_model(family_of(model), choices_of_model()), *this);
 }
 
 DType Options::compute_dtype() const { return dtype_named(dtype.empty() ? "fp32" : dtype); }

@@ -16,6 +16,7 @@
 #include "llmc/io/checkpoint.h"
 #include "llmc/io/files.h"
 #include "llmc/optim/schedule.h"
+#include "llmc/train/adapter_options.h"
 #include "llmc/train/command_line.h"
 #include "llmc/train/outputs.h"
 #include "llmc/train/settings.h"
@@ -149,18 +150,6 @@ bool is_kept(std::string_view name, bool trains, bool was_given) {
 
 namespace {
 
-// Its adapters go on beside the weights beside which they were trained. The configuration goes on naming the adapter
-// from which the run began.
-void take_base(Options& options, const Sources& sources, const nlohmann::ordered_json& then) {
-    const std::string began = then.contains("lora") && then["lora"].is_string() ? then["lora"] : "";
-    if (!options.lora.empty() && options.lora != began)
-        options.notes.push_back(
-            fmt::format("--lora {} is ignored: the checkpoint has its own adapters", options.lora));
-    options.lora = options.steps > 0 && sources.given_then.contains("lora") ? began : "";
-    if (!options.lora.empty()) options.inherited["lora"] = true;
-    options.init = sources.base;
-}
-
 void require_same_optimizer(const CheckpointInfo& checkpoint, const std::string& then,
                             const Options& options) {
     const std::vector<std::string> known = optimizer_names();
@@ -177,19 +166,6 @@ void require_same_optimizer(const CheckpointInfo& checkpoint, const std::string&
 }
 
 }  // namespace
-
-void take_adapters(Options& options, const Sources& sources) {
-    const CheckpointInfo& checkpoint = *sources.checkpoint;
-    if (!checkpoint.base) return;
-    const auto then = nlohmann::ordered_json::parse(checkpoint.configuration);
-    options.lora_rank = then.at("lora-rank").get<std::int64_t>();
-    options.lora_alpha = then.at("lora-alpha");
-    options.lora_rslora = then.at("lora-rslora");
-    options.lora_layers = then.at("lora-layers");
-    if (then.contains("base-dtype") && then["base-dtype"].is_string())
-        options.base_dtype = then["base-dtype"];
-    take_base(options, sources, then);
-}
 
 void take_checkpoint(Options& options, const Sources& sources) {
     const CheckpointInfo& checkpoint = *sources.checkpoint;
@@ -379,18 +355,7 @@ void require_same_model(const CheckpointInfo& checkpoint, const Options& options
                        checkpoint.directory.string(), name, then[name].dump(), now[name].dump());
         }
     }
-    const std::string given = checkpoint.directory.string();
-    if (options.has_adapters() && !checkpoint.base)
-        user_error(
-            "{} has no adapters; leave --lora-rank out, or adapt its weights in a new run with --init {}",
-            given, shell_word(given));
-    for (const char* const name : {"lora-rank", "lora-alpha", "lora-rslora", "lora-layers", "base-dtype"}) {
-        if (checkpoint.base && then[name] != now[name])
-            user_error("{} has adapters {}, and this run's is {}; leave it out", given,
-                       then[name].is_null() ? fmt::format("without --{}", name)
-                                            : fmt::format("with --{} {}", name, then[name].dump()),
-                       now[name].dump());
-    }
+    require_same_adapters(checkpoint, options, then, now);
 }
 
 std::vector<std::string> differences(const CheckpointInfo& checkpoint, const Options& options) {

@@ -39,9 +39,6 @@ std::optional<CheckpointInfo> newest_of_last_run(const std::filesystem::path& ou
 // takes the model, the data and the dtype.
 void take_checkpoint(Options& options, const Sources& sources);
 
-// The adapters of a checkpoint that has some, for generation.
-void take_adapters(Options& options, const Sources& sources);
-
 // Sets the --model of a checkpoint's run and its sizes and switches, except those that were given. Changes
 // nothing and returns false if another --model was given.
 bool take_model(Options& options, const CheckpointInfo& checkpoint);

@@ -4,7 +4,9 @@ import json
 import math
 import os
 import re
+import shlex
 import shutil
+import subprocess
 
 import numpy
 import pytest
@@ -476,3 +478,16 @@ def test_a_base_is_not_lost(place, tmp_path):
     program.run(f"--resume={tmp_path / 'whole'}", "--steps=2")
     program.run(f"--config={tmp_path / 'beside/config.toml'}", f"--out-dir={tmp_path / 'beside'}", "--resume", "--steps=2")
     train(tmp_path, "beside", "--lora-rank=2", "--resume-if-any", "--steps=3", base="whole")
+
+
+def test_the_command_after_a_failed_export_makes_the_same_file(place, tmp_path):
+    run = train(place, "failed-export", "--lora-rank=2", "--steps=1")
+    words = [program.PROGRAM, f"--resume={run.out_dir}", "--steps=0", f"--export={tmp_path / 'merged'}", "--merge", "--export-dtype=bf16"]
+    # 100 KiB a file: less than the merged weights have.
+    failed = subprocess.run(["bash", "-c", f"ulimit -f 100; exec {shlex.join(words)}"], cwd=program.ROOT, capture_output=True, text=True)
+    assert failed.returncode == 1 and not list(tmp_path.iterdir()), failed.stderr
+    command = failed.stderr.strip().split("; to export its checkpoint: ")[1]
+    subprocess.run(command, shell=True, check=True, cwd=program.ROOT, capture_output=True)
+    assert {path.name for path in (tmp_path / "merged").iterdir()} >= {"model.safetensors", "config.json"}
+    table = (tmp_path / "merged/model.safetensors").read_bytes()[:20000]
+    assert b'"BF16"' in table and b"lora" not in table
