@@ -136,7 +136,7 @@ def bytes_at_a_time(access, least=16):
 
 def narrow_accesses(name, accesses):
     """{"X_kernel1 reads": the reason why it should use wider accesses}"""
-    kernel = re.search(r"\d([a-z_]+_kernel\d*)[IE]", name)[1]
+    kernel = re.match(OF_LLMC + r"\d+([a-z]\w*?_kernel\d*)[IE]", name)[1]
     faults = {}
     for what, kinds in ((f"{kernel} reads", ("ld", "cp")), (f"{kernel} writes", ("st",))):
         own = [access for access in accesses if access.startswith(kinds)]
