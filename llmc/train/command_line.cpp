@@ -13,6 +13,7 @@
 
 #include "llmc/comm/bootstrap.h"
 #include "llmc/comm/launcher.h"
+#include "llmc/io/export_folder.h"
 #include "llmc/train/prepared_run.h"
 #include "llmc/train/report.h"
 #include "llmc/train/resume.h"
@@ -137,8 +138,15 @@ std::vector<Suggestion> suggestions(const PreparedRun& run, const Outcome& outco
     std::vector<Suggestion> found;
     // With --steps 0 the options say nothing about the run's schedule.
     if (run.options.steps > 0) {
-        const std::int64_t applied = run.trainer->progress().applied();
-        found.push_back({"go on with", fmt::format("{} --steps {}{}", go_on, 2 * outcome.last_step,
+        const std::int64_t applied = run.trainer->progress().applied(), steps = 2 * outcome.last_step;
+        // An exported folder is always a new one.
+        const std::string& exported = run.options.export_file;
+        const fs::path without_slash = fs::path(exported + "/").parent_path();
+        const std::string other_folder =
+            is_folder_name(exported)
+                ? " --export " + shell_word(fmt::format("{}-{}", without_slash.string(), steps))
+                : "";
+        found.push_back({"go on with", fmt::format("{} --steps {}{}{}", go_on, steps, other_folder,
                                                    options_that_keep_rate(run.options, applied))});
     }
     const bool talks = run.tokenizer && run.data.training && !run.data.training->rows().empty();

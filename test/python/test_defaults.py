@@ -117,7 +117,7 @@ def commands(text):
 
 def test_a_finished_run_suggests_what_to_do_next(tmp_path):
     folder = tmp_path / "a run"
-    text = program.run(*TINY, *QUIET, "--steps=20", "--lr=1e-3", f"--out-dir={folder}", "--prompt=x").stdout
+    text = program.run(*TINY, *QUIET, "--steps=20", "--lr=1e-3", f"--out-dir={folder}", "--prompt=x", f"--export={tmp_path}/an export/").stdout
     said = commands(text)
     is_at_the_top = (program.ROOT / program.PROGRAM).parent.resolve() == program.ROOT.resolve()  # plot.py is found from there
     assert list(said) == ["go on with", "generate text with", *["draw the loss with"] * is_at_the_top]
@@ -126,6 +126,7 @@ def test_a_finished_run_suggests_what_to_do_next(tmp_path):
         assert done.returncode == 0, done.stderr
         assert "rises" not in done.stdout
     assert (folder / "loss.png").exists() == is_at_the_top
+    assert (tmp_path / "an export/config.json").exists() and (tmp_path / "an export-40/config.json").exists()
     rates = program.Run(folder).column("lr")
     # It goes on at the last rate, in the three digits of the printed command.
     assert len(rates) == 40 and rates[20:] == pytest.approx([rates[19]] * 20, rel=5e-3)
