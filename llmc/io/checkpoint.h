@@ -72,7 +72,7 @@ struct CheckpointLink {
 // The weights beside which a checkpoint's adapters were trained.
 struct BaseWeights {
     std::string weights;   // the file or folder, absolute
-    std::string checksum;  // checksum_of_weights
+    std::string checksum;  // load_stored
 };
 
 // What a checkpoint has beside weights and state.

@@ -214,12 +214,14 @@ class Loader {
         const Box& box = of.item->in_file;
         const std::int64_t all_columns =
             wanted.stored->shape.dimensions() == 1 ? 1 : wanted.stored->shape.last();
+        const bool has_whole_rows = box.columns == all_columns;  // no division for each number then
         std::uint64_t sum = 0;
 #pragma omp parallel for reduction(+ : sum)
         for (std::size_t i = 0; i < values.size(); ++i) {
             const std::int64_t number = of.run.begin + static_cast<std::int64_t>(i),
-                               place = (box.row + number / box.columns) * all_columns + box.column +
-                                       number % box.columns;
+                               place = has_whole_rows ? box.row * all_columns + number
+                                                      : (box.row + number / box.columns) * all_columns +
+                                                            box.column + number % box.columns;
             // The finaliser of MurmurHash3.
             std::uint64_t x = (seed + static_cast<std::uint64_t>(place)) * 0x9e3779b97f4a7c15U ^
                               std::bit_cast<std::uint32_t>(values[i]);

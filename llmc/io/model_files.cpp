@@ -261,20 +261,17 @@ std::vector<float> read_unit(const StoredTensors& files, const ModelFile& model,
     std::vector<float> flat(static_cast<std::size_t>(unit.padded_elements(1)));
     for (const UnitLayout::Entry& entry : unit.entries()) {
         const StoredTensor& tensor = model.tensor(model.name_of(unit.full_name(entry.spec)));
-        const auto columns =
-            static_cast<std::size_t>(tensor.shape.dimensions() > 1 ? tensor.shape.last() : 1);
         for (const StoredBox& box : tensor.boxes) {
             std::vector<float> values(static_cast<std::size_t>(box.shape.elements()));
             std::vector<std::byte> bytes(values.size() * element_bytes(box.dtype));
             InputFile(files.files()[box.file].path).read_at(box.position, bytes);
             to_floats(box.dtype, bytes, values);
-            const auto width = static_cast<std::size_t>(box.shape.dimensions() > 1 ? box.shape.last() : 1);
-            for (std::size_t i = 0; i < values.size(); ++i) {
-                const std::size_t row = static_cast<std::size_t>(box.offsets[0]) + i / width,
-                                  column =
-                                      columns > 1 ? static_cast<std::size_t>(box.offsets[1]) + i % width : 0;
-                flat[static_cast<std::size_t>(entry.offset) + row * columns + column] = values[i];
-            }
+            const bool is_vector = tensor.shape.dimensions() == 1;  // one row
+            const std::int64_t columns = tensor.shape.last(), width = box.shape.last(),
+                               row = is_vector ? 0 : box.offsets[0], column = box.offsets[is_vector ? 0 : 1];
+            for (std::int64_t i = 0; i < (is_vector ? 1 : box.shape[0]); ++i)
+                std::copy_n(values.begin() + i * width, width,
+                            flat.begin() + entry.offset + (row + i) * columns + column);
         }
     }
     return flat;

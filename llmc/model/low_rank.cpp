@@ -313,8 +313,7 @@ Model with_adapters(const Model& model, const LowRank& adapters) {
         if (!adapted.contains(matrix))
             user_error(
                 "this model ({}) has no {}_proj to adapt; adapters are for the families llama, mistral, "
-                "qwen2, "
-                "qwen3 and olmo2; a file of weights alone needs the options of its model",
+                "qwen2, qwen3 and olmo2; a file of weights alone needs the options of its model",
                 model.description, matrix);
     }
     return made;

@@ -106,10 +106,6 @@ std::string command_to_resume(const PreparedRun& run) {
                        shell_word((run.out_dir / "config.toml").string()), shell_word(run.out_dir.string()));
 }
 
-}  // namespace
-
-namespace {
-
 // A run of no steps does not change which base a checkpoint names.
 std::string place_of_base(const PreparedRun& run) {
     const Options& options = run.options;

@@ -220,7 +220,7 @@ std::string disk_note(const RunPlan& plan, const ScratchFile::Speed& speed) {
 
 namespace {
 
-// "rank 16, scale 2, of q, k, v; base data/smollm2 in nf4"
+// "rank 16, scale 2, of q, k, v; base data/smollm2, its layers' matrices in nf4"
 std::string adapters_text(const Options& options) {
     if (!options.has_adapters()) return "";
     const AdapterConfig config = options.adapters();

@@ -318,8 +318,7 @@ std::string Trainer::advice_if_not_finite() {
         return "there was no update yet, so the initial weights are the cause; give another --seed";
     if (options_.has_adapters())
         return "there was no update yet, so the weights of --init or the adapters' scale are the cause; give "
-               "other "
-               "weights, or a smaller --lora-alpha";
+               "other weights, or a smaller --lora-alpha";
     return "there was no update yet, so the weights of --init are the cause; give other weights";
 }
 

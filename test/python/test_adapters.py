@@ -30,6 +30,10 @@ TRAIN = ["--seq-len=16", "--global-batch-tokens=128", "--sample-tokens=0", "--va
 # Heads and channels of which two tensor-parallel ranks have whole blocks of 4 bits.
 CONFIG = {**model_folders.LLAMA, "hidden_size": 128, "head_dim": 32, "intermediate_size": 256, "num_hidden_layers": 4}
 SMALL = {**model_folders.LLAMA, "num_hidden_layers": 1}
+# Sums over ranks have another order. An element whose gradient is nothing but rounding moves by AdamW's rate in either direction,
+# which changes the next loss by 2 * 3e-3 times its gradient there. That is about 1 / sqrt(32768): the adapters of rank 4 have so
+# many numbers, and their gradient's norm is clipped to 1. The worst of all meshes had one such element, 3.3e-5; six may be.
+OF_OTHER_SUMS = 6 * 2 * 3e-3 / math.sqrt(32768)
 
 
 def probe_path():
@@ -279,9 +283,8 @@ def test_every_mesh_trains_the_same_run(format, place):
     two = losses_on(place, f"{format}-two", *OTHERS[0], once)
     for number, (ranks, more) in enumerate(OF_TWO):
         assert losses_on(place, f"{format}-two-{number}", ranks, more, once) == two, more
-    # Sums over ranks have another order. In fp32 their rounding grows with AdamW's steps; in bf16 a unit of the last place of
-    # the activations, 2^-8 of them, moves a loss of 5 by less than its own 2^-8.
-    allowed = 5 * 2.0**-8 if format == "bf16" else 2e-4
+    # In bf16 a unit of the last place of the activations, 2^-8 of them, moves a loss of 5 by less than its own 2^-8.
+    allowed = 5 * 2.0**-8 if format == "bf16" else OF_OTHER_SUMS
     for number, (ranks, more) in enumerate(OTHERS):
         assert losses_on(place, f"{format}-others-{number}", ranks, more, how) == pytest.approx(one, abs=allowed), more
 
@@ -292,7 +295,7 @@ def test_more_tensor_parallel_ranks_than_heads_of_keys(how, tmp_path):
     model_folders.write(tmp_path / "base", {**CONFIG, "hidden_size": 256, "head_dim": 64, "intermediate_size": 512})
     program.write_token_file(tmp_path / "train_0.bin", numpy.random.default_rng(7).integers(0, 150, 1025))
     one = losses_on(tmp_path, "one", 1, [], how)
-    assert losses_on(tmp_path, "four", 4, ["--tensor-parallel=4"], how) == pytest.approx(one, abs=2e-4)
+    assert losses_on(tmp_path, "four", 4, ["--tensor-parallel=4"], how) == pytest.approx(one, abs=OF_OTHER_SUMS)
 
 
 def test_bytes_are_those_of_the_adapters(place):
@@ -326,7 +329,7 @@ def test_resume_on_another_mesh(before, after, how, place, tmp_path):
     gone = program.run(f"--resume={tmp_path / 'parts'}", "--steps=6", "--sample-tokens=0", *after[1], ranks=after[0], check=False)
     assert gone.returncode == 1 and "is gone; give its new place with --init" in gone.stderr
     program.run(f"--resume={tmp_path / 'parts'}", "--steps=6", "--sample-tokens=0", f"--init={tmp_path / 'moved'}", *after[1], ranks=after[0])
-    assert program.Run(tmp_path / "parts").losses == pytest.approx(whole.losses, abs=2e-4)
+    assert program.Run(tmp_path / "parts").losses == pytest.approx(whole.losses, abs=OF_OTHER_SUMS)
     model_folders.write(tmp_path / "other", CONFIG, model_folders.weights_of(CONFIG, seed=2))
     other = program.run(f"--resume={tmp_path / 'parts'}", "--steps=8", "--sample-tokens=0", f"--init={tmp_path / 'other'}", check=False)
     assert other.returncode == 1 and "was trained beside other weights than those of" in other.stderr
