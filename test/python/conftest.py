@@ -12,6 +12,13 @@ import pytest
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 sys.path.append(str(REPOSITORY / ".python"))  # packages that `make deps` installs from PyPI, in the place where the scripts find them
+# Every mpirun of the tests may run as root, and prints nothing of its own beside a job's lines.
+OF_OPEN_MPI = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_btl_vader_single_copy_mechanism": "none",  # some containers forbid it
+    "EVENT_NOEPOLL": "1",  # scripts/launch.sh gives the reason
+}
 # Replaces pyarrow, so that tests need no real Parquet files: texts are lines of JSON.
 PARQUET_OF_LINES = """
 import json, types
@@ -35,6 +42,7 @@ def pytest_configure(config):
     # The algorithms that the trainer chooses are kept here, not in the user's cache.
     config.cache_of_tests = tempfile.TemporaryDirectory(prefix="cache-of-tests-")
     os.environ["XDG_CACHE_HOME"] = config.cache_of_tests.name
+    os.environ.update(OF_OPEN_MPI)
     config.addinivalue_line("markers", "more: runs in `make test-more`, not in `make test`")
     config.seed = int(os.environ.get("SEED", secrets.randbelow(2**31)))
 

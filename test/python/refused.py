@@ -16,10 +16,6 @@ SECONDS = 20 * program.PATIENCE  # an error takes well below one second on a mac
 SMALL = [*program.SMALL, "--steps=4", "--sample-tokens=0"]
 ENVIRONMENT = {
     **os.environ,
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "OMPI_MCA_btl_vader_single_copy_mechanism": "none",  # some containers forbid it, and Open MPI then prints a message
-    "EVENT_NOEPOLL": "1",  # scripts/launch.sh gives the reason
     "OMP_NUM_THREADS": "1",
 }
 

@@ -141,9 +141,8 @@ def write_command(path, text):
 
 
 def run_in(place, command):
-    # Settings of an Open MPI that may run as root, with more processes than cores.
-    environment = {**os.environ, "PATH": f"{place}/bin:{os.environ['PATH']}", "OMPI_MCA_rmaps_base_oversubscribe": "1",
-                   "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    environment = {**os.environ, "PATH": f"{place}/bin:{os.environ['PATH']}",
+                   "OMPI_MCA_rmaps_base_oversubscribe": "1"}  # more processes than cores
     for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):
         environment.pop(name, None)
     done = subprocess.run(["bash", "-ec", command], cwd=place, capture_output=True, text=True, env=environment,

@@ -25,8 +25,7 @@ QUICK = ["--layers=1", "--heads=2", "--channels=32", "--seq-len=16", "--global-b
 # A step takes minutes.
 ENDLESS = ["--layers=4", "--channels=256", "--seq-len=256", "--global-batch-tokens=1048576", "--micro-batch-size=2",
            "--sample-tokens=0", "--log-every=1"]
-ENVIRONMENT = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "TERM": "xterm", "NO_COLOR": "1",
-                            "OMPI_MCA_btl_vader_single_copy_mechanism": "none", "OMP_NUM_THREADS": "1"}
+ENVIRONMENT = os.environ | {"TERM": "xterm", "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
 # The beginning of a command for each way to start a run.
 STARTS = {"alone": [program.PROGRAM], "one": [program.PROGRAM, "--processes", "1"], "two": [program.PROGRAM, "--processes", "2"],
           "launch-2": ["scripts/launch.sh", "-np", "2", program.PROGRAM],
