@@ -17,7 +17,7 @@
 //   (C, OC, IC or Vp elements; for GELU all elements count as one row). Then the heads of attention begin at
 //   such addresses, too. A device may also require that the head size is a multiple of 8 up to 128, and that
 //   an update's segments consist of whole groups of 4 elements. `sum` and the elementwise operations take any
-//   number of elements at any address.
+//   number of elements at any address, and products without bias and GELU rows of any size: adapters are narrow.
 // - Shapes are checked; a wrong one is a ProgrammingError. So is a token or target that is not a row of its
 //   table.
 // - fields() calls `see` once with the operands and the numbers of a call, and returns what that returns. (A tuple of

@@ -69,8 +69,9 @@ class ConfigOfAdapter {
                    rslora = value("use_rslora");
         if (!r.is_number_integer() || r < 1 || r > most_adapter_rank)
             refuse("r", fmt::format("the rank is a whole number from 1 to {}", most_adapter_rank));
-        if (!alpha.is_number() || !(alpha >= 0 && alpha <= greatest_alpha))
-            refuse("lora_alpha", fmt::format("it is a number from 0 to {:g}", greatest_alpha));
+        if (!alpha.is_number() || !(alpha >= least_alpha && alpha <= greatest_alpha))
+            refuse("lora_alpha",
+                   fmt::format("it is a number from {:g} to {:g}", least_alpha, greatest_alpha));
         if (!rslora.is_null() && !rslora.is_boolean()) refuse("use_rslora", "it is true or false");
         config.rank = r;
         config.alpha = alpha;

@@ -16,7 +16,7 @@ inline constexpr const char *adapter_weights_file = "adapter_model.safetensors",
                                 *base_dtype_key = "base_dtype";
 
 inline constexpr std::int64_t most_adapter_rank = 1 << 16;
-inline constexpr double greatest_alpha = 1e9;
+inline constexpr double least_alpha = 1e-6, greatest_alpha = 1e9;  // with 0, nothing would be trained
 
 struct AdapterConfig {
     std::int64_t rank = 0;

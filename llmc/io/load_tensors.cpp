@@ -118,7 +118,7 @@ class Loader {
         return is_equal_;
     }
 
-    // Of the weights that this rank has read.
+    // Of the frozen weights that this rank has read.
     std::uint64_t checksum() const { return checksum_; }
 
   private:
@@ -200,7 +200,8 @@ class Loader {
             to_floats(of.item->stored->dtype, bytes_of(of, block, bytes), values);
             require_finite(of, values);
             const WantedTensor& wanted = *of.item->wanted;
-            if (wanted.kept == Kept::master && !wanted.is_compared) checksum_ += sum_of(of, values);
+            if (wanted.kept == Kept::master && !wanted.is_compared && store_.is_frozen(wanted.unit))
+                checksum_ += sum_of(of, values);
         }
         return bytes;
     }

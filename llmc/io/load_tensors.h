@@ -27,8 +27,8 @@ struct WantedTensor {
 // Sets weights and state of all ranks. What is wanted of a unit is set together. All ranks call it with the same
 // arguments, and all throw the same UserError: if a file cannot be read, does not have its checksum, or has a number
 // that is not finite; and `differs` if tensors that are compared differ. With `mends`, numbers of state are corrected
-// (Optimizer::mend). Returns a checksum of all weights among them, by the tensors' names in the model and their numbers
-// in fp32: a sum over the elements, and so the same for any files and any mesh.
+// (Optimizer::mend). Returns a checksum of the frozen weights among them, by the tensors' names in the model and their
+// numbers in fp32: a sum over the elements, and so the same for any files and any mesh.
 std::string load_tensors(const StoredTensors& files, std::span<const WantedTensor> wanted,
                          const ModelPlaces& places, ParameterStore& store, Communicator& world,
                          bool mends = false, const std::string& differs = "");

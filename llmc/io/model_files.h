@@ -62,7 +62,8 @@ CheckedWeights check_weights(const StoredTensors& stored, const Outline& outline
 // PyTorch's wrappers. Attention masks ("h.0.attn.bias") are ignored. UserError if a tensor is missing, has
 // another shape, is not of this model or holds a value that is not finite. `with_state`: the optimizer's state as well,
 // by its names in checkpoints (state_name); with `mends` it is corrected (Optimizer::mend). All ranks call it; rank 0
-// finds the tensors. Returns a checksum of the weights by their names and numbers, the same for any files and mesh.
+// finds the tensors. Returns a checksum of frozen weights by their names and numbers, the same for any files and
+// mesh.
 std::string load_stored(const std::function<StoredTensors()>& find, ParameterStore& store,
                         const UnitTransfer& transfer, Tensors tensors = Tensors::weights,
                         bool with_state = false, bool mends = false);

@@ -99,10 +99,11 @@ std::string batch_text(const PlannedRun& run) {
                        plural(micro_batch, "sequence"), spec.model.sequence_length);
 }
 
-std::string checkpoint_text(const Model& model, const StoreDtypes& dtypes) {
-    const SavedBytes bytes = saved_bytes(outline_of(model), dtypes);
+std::string checkpoint_text(const Model& model, const Options& options) {
+    const SavedBytes bytes = saved_bytes(outline_of(model), options.store_dtypes());
+    const bool are_adapters = options.has_adapters() && options.merge.empty();
     return fmt::format("{} with weights and moments; an export in fp32 {}", human_bytes(bytes.checkpoint),
-                       human_bytes(bytes.adapters > 0 ? bytes.adapters : bytes.weights));
+                       human_bytes(are_adapters ? bytes.adapters : bytes.weights));
 }
 
 std::string rule_text(const Rule& rule) {
@@ -339,7 +340,7 @@ void show(Console& console, const PlannedRun& run) {
             rows.emplace_back("sends", text);
             rows.emplace_back("over", links_text(*run.mesh, run.machines.ranks_of_node));
         }
-        rows.emplace_back("checkpoint", checkpoint_text(*run.model, run.options.store_dtypes()));
+        rows.emplace_back("checkpoint", checkpoint_text(*run.model, run.options));
     }
     if (const std::string text = convention_text(run); !text.empty())
         rows.emplace_back("by " + run.asked.convention, text);

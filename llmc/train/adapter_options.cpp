@@ -56,7 +56,7 @@ void check_adapters(const Options& o) {
         return;
     }
     require_range<std::int64_t>("lora-rank", *o.lora_rank, 1, most_adapter_rank);
-    require_range("lora-alpha", o.lora_alpha, 0.0, greatest_alpha);
+    require_range("lora-alpha", o.lora_alpha, least_alpha, greatest_alpha);
     if (!o.base_dtype.empty() && o.fp8 != "none")
         user_error(
             "--base-dtype nf4 and --fp8 {} both say how products read the base's matrices; leave one out",

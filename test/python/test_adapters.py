@@ -126,16 +126,21 @@ def test_an_adapter_of_peft_has_its_losses(tmp_path):
 
 # ---- files
 
+def loss_in(text):
+    return re.search(r"validation after step 0: loss (\S+)", text)[1]
+
+
 def test_initial_adapters(place):
     """A is uniform in +-1/sqrt(inputs), by seed, name and element; B is zero; so the model is the base."""
-    base = program.run(*options(place, "--steps=0", f"--out-dir={place / 'plain'}")).stdout
-    made = {}
+    validation, made = f"--val-data={place / 'train_0.bin'}", {}
+    losses = {"base": loss_in(program.run(*options(place, "--steps=0", validation, f"--out-dir={place / 'plain'}")).stdout)}
     for name, more in {"one": [], "two": ["--tensor-parallel=2"], "other": ["--seed=2"]}.items():
         ranks = 2 if name == "two" else 1
-        out = program.run(*options(place, "--lora-rank=16", "--steps=0", f"--export={place / name}", *more,
+        out = program.run(*options(place, "--lora-rank=16", "--steps=0", validation, f"--export={place / name}", *more,
                                    f"--out-dir={place / f'run-{name}'}"), ranks=ranks).stdout
+        losses[name] = loss_in(out)
         made[name], config = adapter_folders.read(place / name)
-    assert "validation" in base and "validation" in out
+    assert losses["base"] == losses["one"] == losses["other"]
     assert config["r"] == 16 and config["lora_alpha"] == 32 and config["base_model_name_or_path"] == str(place / "base")
     assert len(made["one"]) == 2 * 7 * CONFIG["num_hidden_layers"]
     for name, array in made["one"].items():
@@ -386,7 +391,7 @@ def refused(*words, ranks=1):
 
 @pytest.mark.parametrize("key, value", [("use_dora", True), ("bias", "all"), ("lora_bias", True), ("modules_to_save", ["lm_head"]),
                                         ("rank_pattern", {"q_proj": 3}), ("alpha_pattern", {"q_proj": 3}), ("init_lora_weights", "pissa"),
-                                        ("fan_in_fan_out", True), ("peft_type", "LOHA"), ("r", 0), ("r", 70000), ("lora_alpha", "x"), ("lora_alpha", -4),
+                                        ("fan_in_fan_out", True), ("peft_type", "LOHA"), ("r", 0), ("r", 70000), ("lora_alpha", "x"), ("lora_alpha", -4), ("lora_alpha", 0),
                                         ("layers_to_transform", [0]), ("layers_to_transform", 1), ("new_key", [[1] * 1000])])
 def test_an_adapter_that_computes_something_else(key, value, place, tmp_path):
     adapters = adapter_folders.random_adapters(model_folders.shapes_of(CONFIG), 2)
@@ -420,7 +425,8 @@ def test_adapters_of_other_shapes_and_names(place, tmp_path):
     (["--lora-rank=2", "--export={}/x.safetensors"], "an adapter is a folder"), (["--base-dtype=nf4"], "--base-dtype needs --lora-rank or --lora"),
     (["--lora-rank=2", "--base-dtype=nf4", "--dtype=bf16", "--fp8=current"], "--base-dtype nf4 and --fp8 current"),
     (["--lora={}"], "is no adapter: it has no adapter_model.safetensors"), (["--lora-rank=2", "--base-dtype=int8"], "--base-dtype: unknown value 'int8'"),
-    (["--lora-rank=2", "--lora-alpha=nan"], "--lora-alpha nan is out of range")])
+    (["--lora-rank=2", "--lora-alpha=nan"], "--lora-alpha nan is out of range"),
+    (["--lora-rank=2", "--lora-alpha=0"], "--lora-alpha 0 is out of range; give 1e-06 to")])
 def test_options_that_do_not_fit(words, said, place, tmp_path):
     assert said in refused(*options(place, *(word.format(tmp_path) for word in words), f"--out-dir={tmp_path / 'out'}"))
     assert not list(tmp_path.iterdir())

@@ -56,8 +56,8 @@ class LtProducts {
     void set_workspace(void* workspace) { workspace_ = workspace; }
 
     // d = a b + bias, or d += scale a b, with d (rows, columns) in row-major order; sums are in fp32. a, b and
-    // bias (columns) [optional] have one dtype; d has that dtype or fp32. Each row in memory is a multiple of
-    // 16 bytes. If a and b are in 8 bits, b alone is transposed, bias is bf16 and d bf16 or fp32; needs sm_89.
+    // bias (columns) [optional] have one dtype; d has that dtype or fp32. If a and b are in 8 bits, b alone is
+    // transposed, their rows and d's are multiples of 16 bytes, bias is bf16 and d bf16 or fp32; needs sm_89.
     void overwrite(const Tensor& d, const LtMatrix& a, const LtMatrix& b, const Tensor& bias);
     void accumulate(const Tensor& d, const LtMatrix& a, const LtMatrix& b);
     void accumulate(const LtMatrix& d, const LtMatrix& a, const LtMatrix& b, float scale);
